@@ -1,0 +1,362 @@
+"""Every setting and its default, typed: the only place where a default is written.
+
+Plain values enter, a frozen `Config` leaves. How the documented YAML file and the flags map onto
+these classes is `config_file.py`'s task.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+LARGEST_COUNT = 2**53  # the largest range in which every whole number is also exact as a float
+RATIO_ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
+
+Mode = Literal["joint", "expr_to_pos", "pos_to_expr"]
+Precision = Annotated[
+    Literal["auto", "bf16", "fp16", "32"],
+    # YAML reads a bare 32 as a number.
+    BeforeValidator(lambda value: "32" if value == 32 and not isinstance(value, bool) else value),
+]
+
+
+def count(default: int | None, description: str, minimum: int = 1, **extra: Any) -> Any:
+    """Describe a field that holds a whole number of at least `minimum`."""
+    return Field(default, ge=minimum, le=LARGEST_COUNT, description=description, **extra)
+
+
+def share(default: float, description: str) -> Any:
+    """Describe a field that holds a share: a number from 0 to 1."""
+    return Field(default, ge=0, le=1, description=description)
+
+
+def text(default: str | None, description: str, **extra: Any) -> Any:
+    """Describe a field that holds a text that is not empty."""
+    return Field(default, min_length=1, description=description, **extra)
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys, loose types, infinities and later changes are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SeedConfig(Section):
+    """Where randomness starts."""
+
+    global_seed: int = Field(
+        42, ge=0, le=2**32 - 1, description="Seed of every random draw in a run."
+    )
+    deterministic: bool = Field(
+        False, description="Refuse kernels whose result changes from run to run (slower on a GPU)."
+    )
+
+
+class ModelConfig(Section):
+    """Size of the denoiser."""
+
+    num_genes: int | None = count(None, "Genes of the model; null takes the number from the data.")
+    d_model: int = count(256, "Width of the hidden state of a cell.")
+    n_heads: int = count(8, "Attention heads of a layer; must divide d_model.")
+    n_layers: int = count(6, "Transformer layers.")
+    d_ff: int | None = count(None, "Width of the feed-forward part; null is 4 x d_model.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
+
+    @model_validator(mode="after")
+    def heads_divide_width(self) -> Self:
+        """Refuse a width that cannot be shared out among the heads."""
+        if self.d_model % self.n_heads:
+            raise ValueError(
+                f"model.n_heads ({self.n_heads}) must divide model.d_model ({self.d_model})"
+            )
+        return self
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Return d_ff, or its documented default of 4 x d_model."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+
+class LayerConfig(Section):
+    """What a transformer layer is made of: `TransformerLayer_setting` in the file."""
+
+    attention: Literal["softmax", "linear"] = Field(
+        "softmax",
+        description="Gated softmax attention (true) or the linear-attention baseline (false).",
+    )
+    gate: Literal["none", "headwise", "elementwise"] = Field(
+        "headwise", description="Gate on each head's output; counts with softmax attention only."
+    )
+    use_qk_norm: bool = Field(True, description="RMSNorm on the queries and keys of each head.")
+    use_moe: bool = Field(False, description="Mixture of experts in place of the feed-forward.")
+    num_experts: int = count(4, "Experts of a layer.")
+    moe_top_k: int = count(2, "Experts that a cell visits; at most num_experts.")
+    moe_expert_size: Literal["split", "full"] = Field(
+        "split", description="Hidden width of an expert: d_ff / num_experts, or the full d_ff."
+    )
+    moe_balance: Literal["loss", "bias"] = Field(
+        "loss", description="Balance experts by a loss, or by a bias on the router's logits."
+    )
+    moe_load_balance_loss_weight: float = Field(
+        0.01, ge=0, description="Weight of the load-balance loss in the total loss."
+    )
+    moe_z_loss_weight: float = Field(
+        0.0, ge=0, description="Weight of the router's z-loss; 0 leaves it out."
+    )
+    time_gate_modulation: bool = Field(
+        True, description="Let the diffusion time shift the router's logits (no effect at start)."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, more time."
+    )
+
+    @model_validator(mode="after")
+    def enough_experts(self) -> Self:
+        """Refuse a cell that would have to visit more experts than there are."""
+        if self.moe_top_k > self.num_experts:
+            raise ValueError(
+                f"TransformerLayer_setting.moe_top_k ({self.moe_top_k}) must be at most "
+                f"TransformerLayer_setting.num_experts ({self.num_experts})"
+            )
+        return self
+
+
+class DiffusionConfig(Section):
+    """The forward process."""
+
+    num_timesteps: int = Field(
+        1000, ge=2, le=1_000_000, description="Timesteps T of the schedule; sampling may use fewer."
+    )
+    schedule: Literal["cosine"] = Field("cosine", description="Noise schedule.")
+    prediction_type: Literal["x0"] = Field("x0", description="What the network predicts.")
+    nu_expression: float = Field(
+        1.0, gt=0, le=100, description="Exponent of the clock of expression: t becomes t^nu."
+    )
+    nu_position: float = Field(
+        1.0, gt=0, le=100, description="Exponent of the clock of position: t becomes t^nu."
+    )
+
+
+class TrainingConfig(Section):
+    """How a model is trained."""
+
+    mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
+    batch_size: int = count(1024, "Cells in a training step.")
+    learning_rate: float = Field(1.0e-4, gt=0, description="Peak learning rate of AdamW.")
+    weight_decay: float = Field(1.0e-5, ge=0, description="Weight decay of AdamW.")
+    max_epochs: int = count(100, "Passes over the training cells.")
+    precision: Precision = Field(
+        "auto", description="Number format of the arithmetic; auto is bf16 on a GPU, 32 on a CPU."
+    )
+    gradient_clip_val: float = Field(
+        1.0, ge=0, description="Largest gradient norm; larger ones are scaled down; 0 is no limit."
+    )
+    accumulate_grad_batches: int = count(1, "Batches whose gradients are added up for one update.")
+    early_stopping: bool = Field(True, description="Stop when validation no longer improves.")
+    patience: int = count(10, "Validations without improvement before stopping early.")
+
+
+class MaskingConfig(Section):
+    """Masked diffusion: features hidden from the network, to be reconstructed."""
+
+    enable: bool = Field(False, description="Hide a share of the features after noising.")
+    expression_mask_ratio: float = share(0.3, "Share of each cell's genes to hide.")
+    position_mask_ratio: float = share(0.33, "Share of each cell's coordinates to hide.")
+    mask_strategy: Literal["random", "block", "structured"] = Field(
+        "random", description="Which features are hidden together."
+    )
+    reconstruction_weight: float = Field(
+        0.5, ge=0, description="Weight of the reconstruction loss on hidden entries."
+    )
+    masking_probability: float = share(1.0, "Share of training steps that mask at all.")
+    progressive_masking: bool = Field(False, description="Grow the ratios from 0 to their values.")
+    progressive_steps: int = count(10000, "Steps over which progressive masking grows.")
+
+
+class LossConfig(Section):
+    """Weights of the loss terms."""
+
+    lambda_expression: float = Field(1.0, ge=0, description="Weight of the expression loss.")
+    lambda_position: float = Field(1.0, ge=0, description="Weight of the position loss.")
+
+
+def refuse_normalized_positions(value: object) -> object:
+    """Say why the one documented value of `normalize_position` is false."""
+    if value is True:
+        raise ValueError(
+            "data.preprocessing.normalize_position: coordinates keep their original values on "
+            "disk and are brought to unit scale inside the model; set it to false"
+        )
+    return value
+
+
+class PreprocessingConfig(Section):
+    """From h5ad slices to Parquet shards."""
+
+    normalize_position: Annotated[
+        Literal[False], BeforeValidator(refuse_normalized_positions)
+    ] = Field(False, description="Always false: coordinates keep their original values on disk.")
+    scale: bool = Field(True, description="Standardise each gene within its slice.")
+    log_normalize: bool = Field(
+        True, description="Normalise each cell to a total of 1e4, then take log(1 + x)."
+    )
+    position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
+    position_is_3d: bool = Field(
+        False, description="The coordinates have three columns, in one common frame."
+    )
+    z_spacing: float = Field(
+        10.0, gt=0, description="For 2D slices: slice i gets z = i x z_spacing."
+    )
+    cell_type_key: str | None = text(None, "Column of obs that holds the cell types.")
+    train_ratio: float = share(0.8, "Share of cells (or slices) for training.")
+    val_ratio: float = share(0.1, "Share for validation; what is left over is for testing.")
+    max_shard_size: int = count(100_000, "Cells in a Parquet shard at most.")
+    max_cells_per_file: int = count(50_000, "Rows of a file held in memory at a time.")
+    split_by: Literal["cell", "slice"] = Field(
+        "cell", description="Split single cells, or whole slices, into train/validation/test."
+    )
+    layout: Literal["shuffled", "slice"] = Field(
+        "shuffled",
+        description="Mix the cells of all slices, or keep a slice's cells together so that "
+        "sets can be streamed slice by slice.",
+    )
+    storage: Literal["dense", "sparse"] = Field(
+        "dense", description="Store a vector per cell, or lists of gene index and value."
+    )
+    workers: int = count(1, "Processes that work on slices side by side.")
+
+    @model_validator(mode="after")
+    def ratios_fit(self) -> Self:
+        """Refuse a split that asks for more than there is."""
+        if self.train_ratio + self.val_ratio > 1 + RATIO_ROUNDING:
+            raise ValueError(
+                f"data.preprocessing.train_ratio ({self.train_ratio}) and "
+                f"data.preprocessing.val_ratio ({self.val_ratio}) must sum to at most 1"
+            )
+        return self
+
+
+class LoadingConfig(Section):
+    """From Parquet shards to batches."""
+
+    num_workers: int = count(4, "Processes that load data; 0 loads in the main one.", minimum=0)
+    streaming: bool = Field(False, description="Read shards as they are needed, not all at first.")
+    buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
+    set_size: int | None = count(
+        None, "Cells that attend to one another; null makes the whole batch one set."
+    )
+    set_draw: Literal["random", "slice", "patch"] = Field(
+        "random",
+        description="Cells of a set: at random across slices, of one slice, or a contiguous patch.",
+    )
+    verify_checksums: bool = Field(True, description="Compare each shard with its sha256.")
+
+
+class DataConfig(Section):
+    """Where the data is and how it is read."""
+
+    processed_data_dir: str = text("./processed", "Folder that `preprocess` wrote.")
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    loading: LoadingConfig = LoadingConfig()
+
+
+class DeepSpeedConfig(Section):
+    """Settings of `strategy: deepspeed`."""
+
+    stage: Literal[1, 2, 3] = Field(2, description="ZeRO stage.")
+
+
+class FSDPConfig(Section):
+    """Settings of `strategy: fsdp`."""
+
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = Field(
+        "FULL_SHARD",
+        description="Shard weights, gradients and optimizer state, or keep weights gathered "
+        "between forward and backward.",
+    )
+
+
+class DistributedConfig(Section):
+    """On what a run is spread."""
+
+    strategy: Literal["auto", "ddp", "fsdp", "deepspeed"] = Field(
+        "auto", description="How training is spread; auto is ddp for several devices."
+    )
+    num_nodes: int = count(1, "Machines of the run.")
+    devices: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+        "auto",
+        description="GPUs on each machine; 0 is the CPU; auto is one GPU, or the CPU without one.",
+        json_schema_extra={"expected": "auto or a whole number of at least 0"},
+    )
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    fsdp: FSDPConfig = FSDPConfig()
+
+
+class SamplingConfig(Section):
+    """How cells are generated."""
+
+    num_steps: int = count(50, "Network calls of a sample; at most diffusion.num_timesteps.")
+    sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
+    mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
+
+
+class ExtractConfig(Section):
+    """How embeddings are extracted."""
+
+    mode: Literal["encoder", "transformer", "all_layers"] = Field(
+        "encoder", description="Which hidden state of a cell becomes its embedding."
+    )
+    format: Literal["npz", "pt", "h5"] = Field("npz", description="Format of the output file.")
+    output: str = text("embeddings.npz", "Output file.")
+    max_samples: int | None = count(None, "Cells to embed at most; null embeds all.")
+
+
+class LoggingConfig(Section):
+    """What a run writes down."""
+
+    logger: Literal["csv", "tensorboard", "wandb"] = Field(
+        "csv", description="Logger beside the CSV file, which is always written."
+    )
+    wandb_project: str = text("alphastomics", "Project name for Weights & Biases.")
+    log_every_n_steps: int = count(10, "Steps between two logged values.")
+    save_top_k: int = count(3, "Best checkpoints to keep.", minimum=0)
+    save_dir: str = text("./outputs", "Folder under which each run has its own.")
+    exp_name: str = text(
+        "alphastomics",
+        "Name of the run, and of its folder.",
+        pattern=r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]*$",
+        json_schema_extra={"expected": "a folder name without slashes or a leading dot"},
+    )
+
+
+class Config(Section):
+    """Everything a user can set."""
+
+    seed: SeedConfig = SeedConfig()
+    model: ModelConfig = ModelConfig()
+    diffusion: DiffusionConfig = DiffusionConfig()
+    training: TrainingConfig = TrainingConfig()
+    masking: MaskingConfig = MaskingConfig()
+    loss: LossConfig = LossConfig()
+    data: DataConfig = DataConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    extract: ExtractConfig = ExtractConfig()
+    logging: LoggingConfig = LoggingConfig()
+    layer: LayerConfig = LayerConfig()
+
+    @model_validator(mode="after")
+    def sections_agree(self) -> Self:
+        """Refuse values that are fine alone and impossible together."""
+        set_size = self.data.loading.set_size
+        if set_size is not None and self.training.batch_size % set_size:
+            raise ValueError(
+                f"training.batch_size ({self.training.batch_size}) must be a multiple of "
+                f"data.loading.set_size ({set_size})"
+            )
+        width, experts = self.model.feed_forward_width, self.layer.num_experts
+        if self.layer.use_moe and self.layer.moe_expert_size == "split" and width % experts:
+            raise ValueError(
+                f"TransformerLayer_setting.num_experts ({experts}) must divide the feed-forward "
+                f"width model.d_ff ({width}) when moe_expert_size is split"
+            )
+        return self
