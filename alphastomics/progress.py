@@ -1,0 +1,77 @@
+"""Progress of long work: counts enter; a bar (on a terminal) or plain log lines leave.
+
+Nothing is shown unless the caller of the library let INFO through, as the command line does.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def track(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Show how far a piece of work is; the yielded function takes what was just finished.
+
+    Parameters
+    ----------
+    description
+        What is being done, e.g. ``"stage 1"``.
+    total
+        How many units there are in all.
+    unit
+        What is counted, e.g. ``"cells"``.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(total=total, desc=description, unit=f" {unit}", unit_scale=True) as bar:
+            yield lambda finished: _advance(bar.update, finished)
+    else:
+        lines = ProgressLines(description, total, unit)
+        yield lines.advance
+        lines.close()
+
+
+def _advance(update: Callable[[int], object], finished: int) -> None:
+    update(finished)
+
+
+class ProgressLines:
+    """Log a line now and then: done, share, rate and time left."""
+
+    def __init__(self, description: str, total: int, unit: str) -> None:
+        self.description, self.total, self.unit = description, total, unit
+        self.done = 0
+        self.started = self.last_line = time.monotonic()
+
+    def advance(self, finished: int) -> None:
+        """Count finished units, and log a line if the last one is long enough ago."""
+        self.done += finished
+        now = time.monotonic()
+        if now - self.last_line >= SECONDS_BETWEEN_LINES and self.done < self.total:
+            self.last_line = now
+            logger.info(self.line(now))
+
+    def line(self, now: float) -> str:
+        """Describe the state at the time `now`."""
+        rate = self.done / max(now - self.started, 1e-9)
+        left = f"{(self.total - self.done) / rate:.0f} s left" if rate > 0 else "time left unknown"
+        return (
+            f"{self.description}: {self.done:,}/{self.total:,} {self.unit} "
+            f"({self.done / max(self.total, 1):.0%}), {rate:,.0f} {self.unit}/s, {left}"
+        )
+
+    def close(self) -> None:
+        """Log the closing line."""
+        seconds = time.monotonic() - self.started
+        logger.info(
+            "%s: %s %s in %.1f s", self.description, f"{self.done:,}", self.unit, seconds
+        )
