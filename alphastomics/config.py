@@ -83,7 +83,7 @@ class LayerConfig(Section):
         "softmax",
         description="Gated softmax attention (true) or the linear-attention baseline (false).",
     )
-    gate: Literal["none", "headwise", "elementwise"] = Field(
+    gate: Literal["headwise", "elementwise", "none"] = Field(
         "headwise", description="Gate on each head's output; counts with softmax attention only."
     )
     use_qk_norm: bool = Field(True, description="RMSNorm on the queries and keys of each head.")
@@ -192,9 +192,9 @@ def refuse_normalized_positions(value: object) -> object:
 class PreprocessingConfig(Section):
     """From h5ad slices to Parquet shards."""
 
-    normalize_position: Annotated[
-        Literal[False], BeforeValidator(refuse_normalized_positions)
-    ] = Field(False, description="Always false: coordinates keep their original values on disk.")
+    normalize_position: Annotated[Literal[False], BeforeValidator(refuse_normalized_positions)] = (
+        Field(False, description="Always false: coordinates keep their original values on disk.")
+    )
     scale: bool = Field(True, description="Standardise each gene within its slice.")
     log_normalize: bool = Field(
         True, description="Normalise each cell to a total of 1e4, then take log(1 + x)."
@@ -310,6 +310,22 @@ class ExtractConfig(Section):
     max_samples: int | None = count(None, "Cells to embed at most; null embeds all.")
 
 
+class SimulationConfig(Section):
+    """The synthetic tissue."""
+
+    cells: int = count(2000, "Cells in each slice.")
+    slices: int = count(4, "Slices cut from the body.")
+    genes: int = Field(
+        200, ge=20, le=LARGEST_COUNT, description="Genes of the whole panel; at least 20."
+    )
+    dims: Literal[2, 3] = Field(
+        2, description="Thin sections with in-plane coordinates, or slabs with 3D coordinates."
+    )
+    panel_share: float = Field(
+        1.0, gt=0, le=1, description="Share of the genes that each slice measures, drawn per slice."
+    )
+
+
 class LoggingConfig(Section):
     """What a run writes down."""
 
@@ -341,6 +357,7 @@ class Config(Section):
     distributed: DistributedConfig = DistributedConfig()
     sampling: SamplingConfig = SamplingConfig()
     extract: ExtractConfig = ExtractConfig()
+    simulation: SimulationConfig = SimulationConfig()
     logging: LoggingConfig = LoggingConfig()
     layer: LayerConfig = LayerConfig()
 

@@ -1,4 +1,4 @@
-"""The one exception for what a caller gave: the door prints it in one line and exits with status 2."""
+"""The one exception for what a caller gave: the door prints its line and exits with status 2."""
 
 
 class InputError(ValueError):

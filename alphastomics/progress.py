@@ -72,6 +72,4 @@ class ProgressLines:
     def close(self) -> None:
         """Log the closing line."""
         seconds = time.monotonic() - self.started
-        logger.info(
-            "%s: %s %s in %.1f s", self.description, f"{self.done:,}", self.unit, seconds
-        )
+        logger.info("%s: %s %s in %.1f s", self.description, f"{self.done:,}", self.unit, seconds)

@@ -1,0 +1,35 @@
+# make demo: set up, then the main job on a synthetic tissue. make test: set up, then the checks.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO_DIR ?= demo
+
+.PHONY: demo test lint slow setup clean
+
+demo: $(READY)
+	$(BIN)/alphastomics demo --output_dir $(DEMO_DIR)
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n auto --dist loadscope
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+setup: $(READY)
+
+# Rebuilt only when what is to be installed changes.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: AlphaSTomics needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hub,dask]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) $(DEMO_DIR) .pytest_cache .mypy_cache .ruff_cache .hypothesis

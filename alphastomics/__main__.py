@@ -1,0 +1,5 @@
+"""`python -m alphastomics` is the same program as `alphastomics`."""
+
+from alphastomics.main import entry
+
+entry()

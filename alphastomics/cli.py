@@ -1,0 +1,258 @@
+"""The command line: arguments enter; a command, its `Config` and what is no setting leave.
+
+`COMMANDS` is the whole interface. A flag that names a setting takes its help and default from the
+schema; a flag that is not given leaves the file's value, and the file leaves the default.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from alphastomics.cli_flags import COMMANDS, Command, Flag
+from alphastomics.config import Config
+from alphastomics.config_file import document_fields, parse_document, read_document
+from alphastomics.config_message import choices
+from alphastomics.errors import InputError
+
+DEFAULT_CONFIG = Path("config.yaml")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the user asked for: a command, the settings, and the arguments that are no settings."""
+
+    command: str
+    config: Config
+    arguments: argparse.Namespace
+    given: frozenset[str]
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are exceptions, for the door to print in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print with its usage."""
+        raise InputError(message)
+
+
+class FlagHelp(argparse.HelpFormatter):
+    """Help that stays within 100 columns and gives long flags room."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)
+
+
+def build_parser() -> OneLineParser:
+    """Build the parser of all commands from `COMMANDS`."""
+    from alphastomics import __version__
+
+    parser = OneLineParser(
+        prog="alphastomics",
+        description="Generative spatial transcriptomics: place cells in tissue, predict "
+        "expression at a place, generate tissue, embed cells.",
+        formatter_class=FlagHelp,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"alphastomics {__version__}")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", parser_class=OneLineParser
+    )
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=command.summary,
+            description=command.summary,
+            formatter_class=FlagHelp,
+            allow_abbrev=False,
+        )
+        _add_flags(subparser, command)
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
+    fields = document_fields()
+    groups: dict[str, Any] = {}
+    for flag in command.flags:
+        target: Any = parser
+        if flag.excludes is not None:
+            if flag.excludes not in groups:
+                groups[flag.excludes] = parser.add_mutually_exclusive_group()
+            target = groups[flag.excludes]
+        options: dict[str, Any] = {"dest": flag.name, "help": flag_help(flag, fields)}
+        if flag.is_switch:
+            options |= {"action": "store_true", "default": argparse.SUPPRESS}
+        else:
+            options |= {
+                "default": argparse.SUPPRESS,
+                "required": flag.required,
+                "metavar": flag.metavar or _metavar(flag, fields),
+            }
+            if flag.many:
+                options["nargs"] = "+"
+        target.add_argument(*(f"--{spelling}" for spelling in flag.spellings), **options)
+
+
+def _metavar(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+    if flag.path is None:
+        return "VALUE"
+    allowed = choices(fields[flag.path].annotation)
+    return "{" + ",".join(str(value) for value in allowed) + "}" if allowed else "VALUE"
+
+
+def flag_help(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+    """Return a flag's help with its default."""
+    if flag.help:
+        words = flag.help
+    else:
+        assert flag.path is not None
+        words = str(fields[flag.path].description)
+    return f"{words} (default: {flag_default(flag, fields)})".replace("%", "%%")
+
+
+def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+    """Spell what happens when a flag is not given."""
+    if flag.default is not None:
+        return flag.default
+    if flag.required:
+        return "required"
+    if flag.is_switch:
+        if flag.path is None:
+            return "off"
+        default = fields[flag.path].default
+        # The one switch whose field is no true or false: attention is softmax, or linear.
+        state = default == "softmax" if flag.path.endswith("use_gated_attention") else default
+        return "on" if state == flag.value else "off"
+    assert flag.path is not None
+    default = fields[flag.path].default
+    if default is None:
+        return "none"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def parse_arguments(argv: Sequence[str]) -> Call:
+    """Turn the command line into a `Call`, or raise `InputError` with one clear line."""
+    parser = build_parser()
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise InputError(f"unknown command {argv[0]!r}; {_nearest(argv[0], list(COMMANDS))}")
+    arguments, unknown = parser.parse_known_args(_documented_spelling(argv))
+    if arguments.command is None:
+        raise InputError(f"no command given; choose one of: {', '.join(COMMANDS)}")
+    command = COMMANDS[arguments.command]
+    if unknown:
+        names = [f"--{spelling}" for flag in command.flags for spelling in flag.spellings]
+        raise InputError(
+            f"{arguments.command}: unknown argument {unknown[0]!r}; {_nearest(unknown[0], names)}"
+        )
+    given = frozenset(vars(arguments)) - {"command"}
+    config = _resolve(command, arguments)
+    return Call(arguments.command, config, _without_settings(command, arguments), given)
+
+
+def _documented_spelling(argv: Sequence[str]) -> list[str]:
+    """Replace --data-dir by --data_dir, and leave values alone."""
+    documented = {
+        spelling.replace("-", "_"): spelling
+        for command in COMMANDS.values()
+        for flag in command.flags
+        for spelling in flag.spellings
+    }
+    spelled = []
+    for token in argv:
+        match = re.fullmatch(r"--([A-Za-z][\w-]*)(=.*)?", token, flags=re.DOTALL)
+        if match:
+            name = match[1].replace("-", "_")
+            token = f"--{documented.get(name, match[1])}{match[2] or ''}"
+        spelled.append(token)
+    return spelled
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
+    """Overlay the file with the flags, and check the whole."""
+    path = Path(arguments.config) if "config" in arguments else None
+    if path is None and command.reads_config and DEFAULT_CONFIG.is_file():
+        path = DEFAULT_CONFIG
+    document = {} if path is None else read_document(path)
+    # The file by itself first: a flag must not hide a mistake in it.
+    parse_document(document, str(path))
+    origins: dict[str, str] = {}
+    fields = document_fields()
+    for flag in command.flags:
+        if flag.path is None or flag.name not in arguments:
+            continue
+        given = getattr(arguments, flag.name)
+        value = flag.value if flag.is_switch else from_text(given, fields[flag.path])
+        _put(document, flag.path, value)
+        origins[flag.path] = f"--{flag.spellings[0]}"
+    _refuse_gate_without_attention(document, origins)
+    return parse_document(document, str(path) if path else "command line", origins)
+
+
+def from_text(text: str, field: FieldInfo) -> Any:
+    """Read a flag's text as the type of its field; what cannot be read stays text."""
+    kind: Any = Annotated[field.annotation, *field.metadata]
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        return adapter.validate_strings(text, strict=False)
+    except ValidationError:
+        return text
+
+
+def _put(document: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for section in sections:
+        if not isinstance(document.get(section), dict):
+            document[section] = {}
+        document = document[section]
+    document[name] = value
+
+
+def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, str]) -> None:
+    layer = document.get("TransformerLayer_setting") or {}
+    asked = "TransformerLayer_setting.gate_type" in origins and layer["gate_type"] != "none"
+    if asked and layer.get("use_gated_attention") is False:
+        raise InputError(
+            f"--gate_type {layer['gate_type']}: linear attention has no gate; "
+            "add --use_gated_attention, or leave --gate_type out"
+        )
+
+
+def _without_settings(command: Command, arguments: argparse.Namespace) -> argparse.Namespace:
+    """Keep the arguments that are no settings; those not given get None, or False for a switch."""
+    values = {}
+    for flag in command.flags:
+        if flag.path is None:
+            missing = False if flag.is_switch else None
+            text = getattr(arguments, flag.name, missing)
+            values[flag.name] = _read(flag, text)
+    return argparse.Namespace(**values)
+
+
+def _read(flag: Flag, text: Any) -> Any:
+    if text is None or isinstance(text, bool) or flag.kind is None:
+        return text
+    values = [_read_one(flag, part) for part in (text if flag.many else [text])]
+    return values if flag.many else values[0]
+
+
+def _read_one(flag: Flag, text: str) -> Any:
+    assert flag.kind is not None
+    refusal = f"--{flag.spellings[0]}: expected {flag.expected}, got {text!r}"
+    try:
+        value = flag.kind(text)
+    except ValueError as error:
+        raise InputError(refusal) from error
+    if text == "" or (flag.minimum is not None and not value >= flag.minimum):
+        raise InputError(refusal)
+    return value

@@ -1,0 +1,349 @@
+"""Every command and flag of AlphaSTomics, as data: the contract's section 2 and what came since."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PREPROCESSING = "data.preprocessing"
+LOADING = "data.loading"
+LAYER = "TransformerLayer_setting"
+DEMO_DIR = "./demo"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Parameters
+    ----------
+    name
+        Name of the argument, in underscores.
+    path
+        The setting it overrides, as in the file; none if it is no setting.
+    value
+        For a switch: the value that the setting gets; none for a flag that takes a value.
+    help, default
+        Words that replace the schema's, or stand in for them where there is no setting.
+    kind, minimum, expected
+        How the text of a flag that is no setting is read, its least value, and words for that.
+    excludes
+        Flags with the same word here cannot be given together.
+    """
+
+    name: str
+    path: str | None = None
+    value: Any = None
+    help: str = ""
+    default: str | None = None
+    required: bool = False
+    many: bool = False
+    kind: Callable[[str], Any] | None = None
+    minimum: float | None = None
+    expected: str = "a value"
+    excludes: str | None = None
+    metavar: str | None = None
+    second_names: tuple[str, ...] = ()
+    hyphenated: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """Say whether the flag stands alone, with no value after it."""
+        return self.value is not None
+
+    @property
+    def spellings(self) -> list[str]:
+        """Return the documented spellings, the first one first."""
+        first = self.name.replace("_", "-") if self.hyphenated else self.name
+        return [first, *self.second_names]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: a line about it, and its flags."""
+
+    summary: str
+    flags: list[Flag] = field(default_factory=list)
+
+    @property
+    def reads_config(self) -> bool:
+        """Say whether the command takes settings from a file."""
+        return any(flag.name == "config" for flag in self.flags)
+
+
+def path_flag(name: str, words: str, **options: Any) -> Flag:
+    """Describe a flag that takes a path."""
+    return Flag(name, help=words, kind=Path, expected="a path", metavar="PATH", **options)
+
+
+def count_flag(name: str, words: str, default: str, minimum: int = 1) -> Flag:
+    """Describe a flag that takes a whole number and is no setting."""
+    expected = f"a whole number of at least {minimum}"
+    return Flag(
+        name, help=words, default=default, kind=int, minimum=minimum, expected=expected, metavar="N"
+    )
+
+
+def switch(name: str, words: str) -> Flag:
+    """Describe a switch that is no setting."""
+    return Flag(name, help=words, value=True)
+
+
+CONFIG = path_flag(
+    "config", "YAML file with settings.", default="config.yaml in the working folder, if any"
+)
+VERBOSE = switch("verbose", "Log more, and show the traceback of an error.")
+SEEDS = [
+    Flag("seed", "seed.global_seed"),
+    Flag("deterministic", "seed.deterministic", value=True),
+]
+OVERWRITE = switch("overwrite", "Replace what is already in the output place.")
+CHECKPOINT = path_flag("checkpoint", "Checkpoint of a trained model.", required=True)
+DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
+BATCH_SIZE = Flag("batch_size", "training.batch_size")
+SPREAD = [
+    Flag("workers", f"{PREPROCESSING}.workers"),
+    Flag(
+        "scheduler",
+        help="Address of a Dask scheduler to run on, in place of local processes.",
+        default="none",
+        metavar="ADDRESS",
+        kind=str,
+    ),
+]
+SLICE_INPUT = [
+    path_flag("input_dir", "Folder of .h5ad slices, searched in sorted order.", required=True),
+    path_flag("output_dir", "Folder to write.", required=True),
+    CONFIG,
+    Flag("position_key", f"{PREPROCESSING}.position_key"),
+    Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
+    Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
+    Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+    Flag(
+        "skip_log_normalize",
+        f"{PREPROCESSING}.log_normalize",
+        value=False,
+        help="Leave out normalisation to 1e4 and log1p.",
+        hyphenated=True,
+    ),
+    Flag(
+        "skip_scale",
+        f"{PREPROCESSING}.scale",
+        value=False,
+        help="Leave out the standardisation of each gene within its slice.",
+        hyphenated=True,
+    ),
+    Flag("max_cells_per_file", f"{PREPROCESSING}.max_cells_per_file"),
+]
+SPLIT = [
+    Flag("train_ratio", f"{PREPROCESSING}.train_ratio"),
+    Flag("val_ratio", f"{PREPROCESSING}.val_ratio"),
+    Flag("max_shard_size", f"{PREPROCESSING}.max_shard_size"),
+    Flag("split_by", f"{PREPROCESSING}.split_by"),
+    Flag("layout", f"{PREPROCESSING}.layout"),
+    Flag("storage", f"{PREPROCESSING}.storage"),
+]
+TRAINING = [
+    CONFIG,
+    DATA_DIR,
+    BATCH_SIZE,
+    Flag("epochs", "training.max_epochs"),
+    Flag("lr", "training.learning_rate"),
+    Flag("training_mode", "training.mode"),
+    Flag(
+        "use_gated_attention",
+        f"{LAYER}.use_gated_attention",
+        value=True,
+        excludes="attention",
+        help="Gated softmax attention.",
+    ),
+    Flag(
+        "no_gated_attention",
+        f"{LAYER}.use_gated_attention",
+        value=False,
+        excludes="attention",
+        help="The linear-attention baseline.",
+    ),
+    Flag("gate_type", f"{LAYER}.gate_type"),
+    Flag("use_moe", f"{LAYER}.use_moe", value=True, excludes="moe"),
+    Flag(
+        "no_moe",
+        f"{LAYER}.use_moe",
+        value=False,
+        excludes="moe",
+        help="A dense feed-forward in place of experts.",
+    ),
+    Flag("num_experts", f"{LAYER}.num_experts"),
+    Flag("moe_top_k", f"{LAYER}.moe_top_k"),
+    Flag("enable_masking", "masking.enable", value=True, excludes="masking"),
+    Flag(
+        "disable_masking",
+        "masking.enable",
+        value=False,
+        excludes="masking",
+        help="Plain diffusion, nothing hidden.",
+    ),
+    Flag("expression_mask_ratio", "masking.expression_mask_ratio"),
+    Flag("position_mask_ratio", "masking.position_mask_ratio"),
+    Flag("streaming", f"{LOADING}.streaming", value=True),
+    Flag("buffer_size", f"{LOADING}.buffer_size"),
+    Flag(
+        "resume",
+        help="Checkpoint to go on from, or 'last' for the run's own.",
+        kind=str,
+        default="none",
+        metavar="PATH",
+        second_names=("resume_from",),
+    ),
+    switch("test_after_train", "Run the test command on the best checkpoint at the end."),
+    Flag("output_dir", "logging.save_dir", metavar="PATH"),
+    Flag("exp_name", "logging.exp_name"),
+    Flag(
+        "gpus",
+        "distributed.devices",
+        default="1",
+        help="GPUs on each machine; 0, or none on the machine, means CPU.",
+    ),
+    Flag("num_workers", f"{LOADING}.num_workers"),
+    Flag(
+        "fp16",
+        "training.precision",
+        value="fp16",
+        excludes="precision",
+        help="Train in half precision: the same as --precision fp16.",
+    ),
+    Flag("precision", "training.precision", excludes="precision"),
+    Flag("strategy", "distributed.strategy"),
+    Flag("num_nodes", "distributed.num_nodes"),
+    Flag("num_genes", "model.num_genes", help="Genes that the data must have."),
+]
+
+COMMANDS = {
+    "preprocess": Command(
+        "Turn a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
+        [
+            *SLICE_INPUT,
+            path_flag(
+                "gene_list_file",
+                "File with one gene a line.",
+                default="the sorted union of all genes",
+            ),
+            *SPLIT,
+            *SPREAD,
+            OVERWRITE,
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "stage1": Command(
+        "Normalise the slices of one data set and align them to a gene list.",
+        [
+            *SLICE_INPUT,
+            path_flag("gene_list_file", "File with one gene a line.", required=True),
+            *SPREAD,
+            OVERWRITE,
+            VERBOSE,
+        ],
+    ),
+    "stage2": Command(
+        "Merge the stage-1 output of several data sets, split it, and write Parquet shards.",
+        [
+            path_flag("input_dirs", "Folders that stage1 wrote.", required=True, many=True),
+            path_flag("output_dir", "Folder to write.", required=True),
+            CONFIG,
+            *SPLIT,
+            *SPREAD,
+            OVERWRITE,
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "train": Command("Train a model on a processed folder.", [*TRAINING, *SEEDS, VERBOSE]),
+    "test": Command(
+        "Score a trained model on the test split.",
+        [
+            CHECKPOINT,
+            CONFIG,
+            DATA_DIR,
+            BATCH_SIZE,
+            path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "sample": Command(
+        "Generate positions, expression, or both, with a trained model.",
+        [
+            CHECKPOINT,
+            path_flag(
+                "input_data", "A .pt file, an .h5ad file, or a processed folder.", required=True
+            ),
+            CONFIG,
+            Flag("sample_mode", "sampling.mode"),
+            Flag("num_steps", "sampling.num_steps"),
+            Flag("sampler", "sampling.sampler"),
+            path_flag("output", "File for the generated cells.", default="beside the input"),
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "extract": Command(
+        "Write an embedding per cell.",
+        [
+            CHECKPOINT,
+            CONFIG,
+            DATA_DIR,
+            Flag("output", "extract.output", metavar="PATH"),
+            Flag("extract_mode", "extract.mode"),
+            Flag("format", "extract.format"),
+            Flag("max_samples", "extract.max_samples"),
+            BATCH_SIZE,
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "upload": Command(
+        "Upload a processed folder to the Hugging Face Hub as a data set.",
+        [
+            Flag(
+                "data_dir",
+                help="Folder that preprocess wrote.",
+                kind=Path,
+                expected="a path",
+                metavar="PATH",
+                required=True,
+            ),
+            Flag("repo_id", help="Name on the Hub, as owner/name.", kind=str, required=True),
+            switch("private", "Make the repository private."),
+            Flag("token", help="Access token.", kind=str, default="the usual Hub login"),
+            VERBOSE,
+        ],
+    ),
+    "simulate": Command(
+        "Write a synthetic tissue as h5ad slices.",
+        [
+            path_flag("output_dir", "Folder to write.", required=True),
+            CONFIG,
+            Flag("cells", "simulation.cells"),
+            Flag("slices", "simulation.slices"),
+            Flag("genes", "simulation.genes"),
+            Flag("dims", "simulation.dims"),
+            Flag("panel_share", "simulation.panel_share"),
+            OVERWRITE,
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "demo": Command(
+        "Run the main job on a synthetic tissue, from slices to results.",
+        [
+            path_flag("output_dir", "Folder to write.", default=DEMO_DIR),
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "config": Command(
+        "Print every setting with its default and meaning, as a config.yaml to start from.",
+        [VERBOSE],
+    ),
+}

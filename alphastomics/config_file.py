@@ -1,0 +1,310 @@
+"""The documented configuration file: YAML or a dict enters, a `Config` leaves, and the way back.
+
+A document is the nested dict of the file. It differs from `Config` in the section
+`TransformerLayer_setting` alone: two keys there stand for one choice each of `LayerConfig`, and
+three are second names of settings in `model`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from alphastomics.config import Config, LayerConfig, Section
+from alphastomics.config_message import choices, expectation, nearest_path
+from alphastomics.errors import InputError
+
+LAYER_SECTION = "TransformerLayer_setting"
+# Second name in the file -> the setting itself.
+SECOND_NAMES = {
+    f"{LAYER_SECTION}.num_layers": "model.n_layers",
+    f"{LAYER_SECTION}.num_heads": "model.n_heads",
+    f"{LAYER_SECTION}.dropout": "model.dropout",
+}
+# Name in the file -> name in LayerConfig, where they differ.
+RENAMED = {"use_gated_attention": "attention", "gate_type": "gate"}
+ATTENTION_OF = {True: "softmax", False: "linear"}
+MAX_DEPTH = 8  # no documented key lies deeper than 3; a YAML anchor may contain itself
+
+Document = dict[str, Any]
+
+
+class ConfigLoader(yaml.SafeLoader):
+    """Safe YAML that reads `1e-4` as a number and refuses a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the base class's signature
+        """Refuse a repeated key: the base class would silently keep the last value."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {name!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep=deep)
+
+
+ConfigLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file into a document; an empty file is an empty document."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a YAML file")
+    if not path.is_file():
+        raise InputError(f"{path}: no such configuration file")
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8; give a YAML file") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid YAML: {_one_line(error)}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{path}: expected sections such as 'training:' with keys below them, "
+            f"got {type(document).__name__}"
+        )
+    return document
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+    return " ".join(str(error).split())
+
+
+def document_fields() -> dict[str, FieldInfo]:
+    """Return each documented key path, in order, with the field of the schema behind it."""
+    fields = {}
+    for path, field in _fields_of(Config, ""):
+        section, _, name = path.partition(".")
+        if section == "layer":
+            spelled = {inner: outer for outer, inner in RENAMED.items()}.get(name, name)
+            path = f"{LAYER_SECTION}.{spelled}"
+        fields[path] = field
+    return fields | {second: fields[first] for second, first in SECOND_NAMES.items()}
+
+
+def _fields_of(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _fields_of(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def parse_document(
+    document: Mapping[str, Any], source: str, origins: Mapping[str, str] | None = None
+) -> Config:
+    """Turn a document into a `Config`, or say which key is wrong.
+
+    Parameters
+    ----------
+    document
+        The nested dict of the file.
+    source
+        What to call the document in an error, e.g. the file's name.
+    origins
+        Key paths that came from elsewhere, and what to call that, e.g. ``--lr``.
+    """
+    origins = origins or {}
+    leaves = _leaves(document, source)
+    values = _inner_values(leaves, source)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise InputError(_describe(error, leaves, source, origins)) from error
+
+
+def _leaves(document: Mapping[str, Any], source: str) -> Document:
+    """Flatten a document to {key path: value}, refusing unknown keys and scalars for sections."""
+    known = document_fields()
+    sections = {path.rpartition(".")[0] for path in known} | {"data", "distributed"}
+    leaves: Document = {}
+
+    def walk(node: Mapping[Any, Any], prefix: str) -> None:
+        for key, value in node.items():
+            path = f"{prefix}{key}"
+            if path in known:
+                leaves[path] = value
+            elif path not in sections:
+                wrong = _first_leaf(path, value)
+                raise InputError(f"{source}: {wrong}: unknown key; {nearest_path(wrong, known)}")
+            elif isinstance(value, Mapping):
+                walk(value, f"{path}.")
+            elif value is not None:
+                raise InputError(
+                    f"{source}: {path}: expected keys below it "
+                    f"({_keys_below(path, known)}), got {value!r:.60}"
+                )
+
+    walk(document, "")
+    return leaves
+
+
+def _first_leaf(path: str, value: object) -> str:
+    for _ in range(MAX_DEPTH):
+        if not (isinstance(value, Mapping) and value):
+            break
+        key, value = next(iter(value.items()))
+        path = f"{path}.{key}"
+    return path
+
+
+def _keys_below(section: str, known: Mapping[str, FieldInfo]) -> str:
+    names = {
+        path.removeprefix(f"{section}.").partition(".")[0]: None
+        for path in known
+        if path.startswith(f"{section}.")
+    }
+    return ", ".join(names)
+
+
+def _inner_values(leaves: Document, source: str) -> Document:
+    """Map documented key paths to the nested values of `Config`."""
+    inner: Document = {}
+    for path, value in leaves.items():
+        target = SECOND_NAMES.get(path, path)
+        if target != path and target in leaves and not _same(leaves[target], value):
+            raise InputError(
+                f"{source}: {path} ({value!r}) and {target} ({leaves[target]!r}) are one setting "
+                "with two values; keep one of the two keys, or make them equal"
+            )
+        *sections, name = target.split(".")
+        if sections == [LAYER_SECTION]:
+            sections, name = ["layer"], RENAMED.get(name, name)
+            if name == "attention":
+                value = _attention(value, source)
+        node = inner
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    _drop_idle_gate(inner)
+    return inner
+
+
+def _same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _attention(value: object, source: str) -> str:
+    if not isinstance(value, bool):
+        raise InputError(
+            f"{source}: {LAYER_SECTION}.use_gated_attention: expected true or false, "
+            f"got {value!r:.60}"
+        )
+    return ATTENTION_OF[value]
+
+
+def _drop_idle_gate(inner: Document) -> None:
+    """Give linear attention the gate it has, none, so that one model has one config."""
+    layer = inner.get("layer", {})
+    known_gate = layer.get("gate") in (None, *choices(LayerConfig.model_fields["gate"].annotation))
+    if layer.get("attention") == "linear" and known_gate:
+        layer["gate"] = "none"
+
+
+def _describe(
+    error: ValidationError, leaves: Document, source: str, origins: Mapping[str, str]
+) -> str:
+    """Say the first problem of a validation in one line, and how many more there are."""
+    problems: dict[str, str] = {}
+    fields = document_fields()
+    for item in error.errors(include_url=False):
+        path = _document_path(item["loc"], leaves)
+        where = origins.get(path, f"{source}: {path}") if path else source
+        if item["type"] == "value_error":
+            problems.setdefault(path, f"{source}: {item['ctx']['error']}")
+        elif path in fields:
+            expected = expectation(fields[path], item["input"])
+            problems.setdefault(path, f"{where}: expected {expected}, got {item['input']!r:.60}")
+        else:
+            problems.setdefault(path, f"{where}: {item['msg']}")
+    first, *others = problems.values()
+    return first if not others else f"{first} (and {len(others)} more)"
+
+
+def _document_path(location: tuple[int | str, ...], leaves: Document) -> str:
+    """Return the documented path of an error, as the user spelled it."""
+    names = [str(part) for part in location]
+    if names[:1] == ["layer"]:
+        spelled = {inner: outer for outer, inner in RENAMED.items()}
+        names = [LAYER_SECTION, *(spelled.get(name, name) for name in names[1:])]
+    # A union adds the name of its branch to the location: cut it back to a documented path.
+    fields = document_fields()
+    while names and ".".join(names) not in fields and len(names) > 2:
+        names.pop()
+    path = ".".join(names)
+    for second, first in SECOND_NAMES.items():
+        if first == path and path not in leaves and second in leaves:
+            return second
+    return path
+
+
+def as_config(config: Config | Mapping[str, Any]) -> Config:
+    """Take the typed config, or a plain dict spelled like the file."""
+    return config if isinstance(config, Config) else parse_document(config, "config")
+
+
+def to_document(config: Config) -> Document:
+    """Return the document that reads back as `config`."""
+    document = config.model_dump()
+    layer = document.pop("layer")
+    layer = {
+        "use_gated_attention": layer.pop("attention") == "softmax",
+        "gate_type": layer.pop("gate"),
+        **layer,
+    }
+    return {**document, LAYER_SECTION: layer}
+
+
+def to_yaml(config: Config) -> str:
+    """Return the YAML that reads back as `config`."""
+    return yaml.safe_dump(to_document(config), sort_keys=False, allow_unicode=True)
+
+
+def commented_yaml() -> str:
+    """Return every documented key with its default and what it means: the project's config.yaml."""
+    lines = ["# Every setting with its default. `alphastomics config` prints this file."]
+    open_sections: list[str] = []
+    for path, field in _in_section_order(document_fields()):
+        *sections, name = path.split(".")
+        for depth, section in enumerate(sections):
+            if sections[: depth + 1] != open_sections[: depth + 1]:
+                lines += ([""] if depth == 0 else []) + [f"{'  ' * depth}{section}:"]
+        open_sections = sections
+        value = _documented_default(path, field)
+        setting = f"{'  ' * len(sections)}{name}: {yaml.safe_dump(value).splitlines()[0]}"
+        lines.append(f"{setting:<42}# {_comment(path, field)}")
+    return "\n".join(lines) + "\n"
+
+
+def _in_section_order(fields: dict[str, FieldInfo]) -> list[tuple[str, FieldInfo]]:
+    """Return the fields with second names beside the section they stand in."""
+    sections = list(dict.fromkeys(path.partition(".")[0] for path in fields))
+    return sorted(fields.items(), key=lambda item: sections.index(item[0].partition(".")[0]))
+
+
+def _documented_default(path: str, field: FieldInfo) -> Any:
+    if path == f"{LAYER_SECTION}.use_gated_attention":
+        return field.default == ATTENTION_OF[True]
+    return field.default
+
+
+def _comment(path: str, field: FieldInfo) -> str:
+    if path in SECOND_NAMES:
+        return f"The same setting as {SECOND_NAMES[path]}: change both, or delete this line."
+    allowed = [str(value) for value in choices(field.annotation) if not isinstance(value, bool)]
+    if not allowed or path == f"{LAYER_SECTION}.use_gated_attention":
+        return str(field.description)
+    return f"{field.description} [{' | '.join(allowed)}]"

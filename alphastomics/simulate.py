@@ -1,0 +1,336 @@
+"""A synthetic tissue whose truth is known: settings and a seed enter, h5ad slices leave.
+
+The body is an ellipsoid, bent along its long axis, with an off-centre cavity. With u the place of a
+cell in the straightened unit ball and r = |u| its distance from the core:
+
+    type      k ~ softmax_k( b_k - (r - r_k)^2 / 2 w_r^2 - (u_x - x_k)^2 / 2 w_x^2 )
+    field     f_g(u) = a_g * sqrt(2 / M) * sum_m cos(omega_gm . u + phi_gm)
+    mean      log mu_ng = beta_g + marker_g[k_n] + f_g(u_n) + slice_sg + depth_n + depth_s
+    count     x_ng ~ Poisson(Gamma(theta_g, mu_ng / theta_g)), that is NB with dispersion theta_g
+    dropout   x_ng = 0 with probability d * exp(-mu_ng)
+
+Layers (r_k) times regions (x_k) give the types; two more are everywhere. Markers tell the type,
+fields tell the place within it. Slices are cut along z with a stated pose:
+``body = rotation @ spatial + translation``. docs/simulation.md says what each number is.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from numpy.random import Generator, SeedSequence, default_rng
+
+from alphastomics import __version__
+from alphastomics.config import SimulationConfig
+from alphastomics.errors import InputError
+from alphastomics.files import PARTIAL_SUFFIX, replacing, write_text
+from alphastomics.progress import track
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from scipy.sparse import csr_matrix
+
+logger = logging.getLogger(__name__)
+
+SEMI_AXES_UM = np.array([1500.0, 900.0, 700.0])
+BEND_UM = 500.0
+CAVITY_CENTRE = np.array([0.30, -0.10, 0.0])
+CAVITY_RADII = np.array([0.30, 0.22, 0.40])
+SECTION_THICKNESS_UM = 10.0
+STACK_SHARE = 0.55  # sections lie within this share of the half-height, where they are large
+
+LAYERS = {"Core": 0.45, "Inner": 0.65, "Outer": 0.82, "Skin": 0.96}
+REGIONS = {"Anterior": -0.65, "Middle": 0.0, "Posterior": 0.65}
+EVERYWHERE = ("Vascular", "Immune")
+LAYER_WIDTH, REGION_WIDTH = 0.08, 0.30
+EVERYWHERE_LOGIT = -2.8
+
+MARKER_SHARE, FIELD_SHARE = 0.6, 0.25  # the rest is housekeeping
+MARKER_LOG_FOLD = (2.2, 0.4)
+FIELD_WAVES, FIELD_FREQUENCY, FIELD_LOG_SPREAD = 4, 1.6, 0.9
+DROPOUT = 0.3
+ENTRIES_AT_A_TIME = 4_000_000
+
+BODY_KEY, POSE_KEY, COUNT_KEY, PANEL_KEY = 0, 1, 2, 3  # streams of the seed
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The genes: what each of them measures."""
+
+    names: list[str]
+    role: list[str]
+    marker_of: list[str]
+    base: Float[ndarray, " G"]
+    fold: Float[ndarray, "K G"]
+    dispersion: Float[ndarray, " G"]
+    frequency: Float[ndarray, "G M 3"]
+    phase: Float[ndarray, "G M"]
+    amplitude: Float[ndarray, " G"]
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Where a slice lies in the body: body = rotation @ spatial + translation."""
+
+    rotation: Float[ndarray, "3 3"]
+    translation: Float[ndarray, " 3"]
+
+
+def stream(seed: int, *key: int) -> Generator:
+    """Return the random stream of a part: no part's draws depend on how many another part makes."""
+    return default_rng(SeedSequence(seed, spawn_key=key))
+
+
+def type_names() -> list[str]:
+    """Return the cell types: each layer in each region, and those that are everywhere."""
+    return [f"{layer} {region}" for layer in LAYERS for region in REGIONS] + list(EVERYWHERE)
+
+
+def straightened(body_um: Float[ndarray, "N 3"]) -> Float[ndarray, "N 3"]:
+    """Undo the bend and the axes' lengths: the body becomes the unit ball."""
+    unit = body_um / SEMI_AXES_UM
+    unit[:, 1] -= BEND_UM * unit[:, 0] ** 2 / SEMI_AXES_UM[1]
+    return unit
+
+
+def is_tissue(body_um: Float[ndarray, "N 3"]) -> Bool[ndarray, " N"]:
+    """Say which places lie in the body and outside its cavity."""
+    unit = straightened(body_um)
+    in_cavity = (((unit - CAVITY_CENTRE) / CAVITY_RADII) ** 2).sum(1) < 1
+    return ((unit**2).sum(1) <= 1) & ~in_cavity
+
+
+def make_panel(num_genes: int, rng: Generator) -> Panel:
+    """Draw the genes of the tissue."""
+    types = type_names()
+    num_markers = round(MARKER_SHARE * num_genes)
+    num_fields = round(FIELD_SHARE * num_genes)
+    role = ["marker"] * num_markers + ["field"] * num_fields
+    role += ["housekeeping"] * (num_genes - len(role))
+    fold = np.zeros((len(types), num_genes))
+    markers = np.arange(num_markers)
+    # Every type gets its share of the markers before any gets one more.
+    owner = rng.permutation(num_markers) % len(types)
+    fold[owner, markers] = rng.normal(*MARKER_LOG_FOLD, num_markers)
+    is_field = np.array([word == "field" for word in role])
+    is_housekeeping = np.array([word == "housekeeping" for word in role])
+    width = len(str(num_genes))
+    return Panel(
+        names=[f"{word[:3].title()}{number + 1:0{width}d}" for number, word in enumerate(role)],
+        role=role,
+        marker_of=[types[k] for k in owner] + [""] * (num_genes - num_markers),
+        base=rng.normal(np.where(is_housekeeping, 0.5, -0.8), 0.5),
+        fold=fold,
+        dispersion=rng.lognormal(np.log(4.0), 0.4, num_genes),
+        frequency=rng.normal(0, FIELD_FREQUENCY, (num_genes, FIELD_WAVES, 3)),
+        phase=rng.uniform(0, 2 * np.pi, (num_genes, FIELD_WAVES)),
+        amplitude=np.where(is_field, FIELD_LOG_SPREAD, 0.0),
+    )
+
+
+def slice_pose(settings: SimulationConfig, index: int, rng: Generator) -> Pose:
+    """Draw where slice `index` is cut: evenly along z, slightly tilted, turned and shifted.
+
+    3D slabs are given in the body's own frame, as atlas coordinates are.
+    """
+    if settings.dims == 3:
+        return Pose(np.eye(3), np.zeros(3))
+    centre = np.array([*rng.uniform(-40, 40, 2), slab_bounds(settings, index).mean()])
+    tilt_x, tilt_y = np.deg2rad(rng.uniform(-4, 4, 2))
+    turn = np.deg2rad(rng.uniform(-15, 15))
+    return Pose(_rotation(0, tilt_x) @ _rotation(1, tilt_y) @ _rotation(2, turn), centre)
+
+
+def _rotation(axis: int, angle: float) -> Float[ndarray, "3 3"]:
+    """Rotation by `angle` about a coordinate axis."""
+    rotation = np.eye(3)
+    first, second = [other for other in range(3) if other != axis]
+    rotation[first, first] = rotation[second, second] = np.cos(angle)
+    rotation[first, second], rotation[second, first] = -np.sin(angle), np.sin(angle)
+    return rotation
+
+
+def slab_bounds(settings: SimulationConfig, index: int) -> Float[ndarray, " 2"]:
+    """Return the lower and upper z of the slab that belongs to slice `index`."""
+    edges = np.linspace(-1, 1, settings.slices + 1) * STACK_SHARE * SEMI_AXES_UM[2]
+    return edges[index : index + 2]
+
+
+def place_cells(
+    settings: SimulationConfig, index: int, pose: Pose, rng: Generator
+) -> Float[ndarray, "N 3"]:
+    """Draw the cells of a slice uniformly over the tissue in it, in the slice's own frame."""
+    if settings.dims == 3:
+        low, high = slab_bounds(settings, index)
+    else:
+        low, high = -SECTION_THICKNESS_UM / 2, SECTION_THICKNESS_UM / 2
+    reach = np.array([*(SEMI_AXES_UM[:2] + BEND_UM + 100), 0.0])
+    corner, size = -reach + [0, 0, low], 2 * reach + [0, 0, high - low]
+    kept: list[Float[ndarray, "n 3"]] = []
+    missing = settings.cells
+    while missing > 0:
+        # About a quarter of the box is tissue.
+        proposal = corner + size * rng.random((4 * missing + 64, 3))
+        inside = proposal[is_tissue(proposal @ pose.rotation.T + pose.translation)]
+        kept.append(inside[:missing])
+        missing -= len(kept[-1])
+    return np.concatenate(kept)
+
+
+def draw_types(unit: Float[ndarray, "N 3"], rng: Generator) -> Int[ndarray, " N"]:
+    """Draw each cell's type from the densities of the types at its place."""
+    distance = np.sqrt((unit**2).sum(1))
+    logits = [
+        -((distance - r) ** 2) / (2 * LAYER_WIDTH**2)
+        - (unit[:, 0] - x) ** 2 / (2 * REGION_WIDTH**2)
+        for r in LAYERS.values()
+        for x in REGIONS.values()
+    ]
+    logits += [np.full(len(unit), EVERYWHERE_LOGIT) for _ in EVERYWHERE]
+    # Adding Gumbel noise and taking the largest draws from the softmax.
+    return np.argmax(np.stack(logits, 1) + rng.gumbel(size=(len(unit), len(logits))), axis=1)
+
+
+def log_mean(
+    panel: Panel, unit: Float[ndarray, "N 3"], cell_type: Int[ndarray, " N"]
+) -> Float[ndarray, "N G"]:
+    """Log of the expected counts, before the effects of slice and depth."""
+    # One wave at a time keeps the memory at one N x G matrix.
+    field = np.zeros((len(unit), len(panel.names)))
+    for wave in range(FIELD_WAVES):
+        field += np.cos(unit @ panel.frequency[:, wave].T + panel.phase[:, wave])
+    field *= panel.amplitude * np.sqrt(2 / FIELD_WAVES)
+    return panel.base + panel.fold[cell_type] + field
+
+
+def draw_counts(
+    panel: Panel, log_mu: Float[ndarray, "N G"], rng: Generator
+) -> Float[ndarray, "N G"]:
+    """Negative-binomial counts with dropout."""
+    mu = np.exp(log_mu)
+    rate = rng.gamma(panel.dispersion, 1.0, mu.shape) * (mu / panel.dispersion)
+    counts = rng.poisson(rate).astype(np.float32)
+    counts[rng.random(mu.shape) < DROPOUT * np.exp(-mu)] = 0
+    return counts
+
+
+def count_matrix(
+    panel: Panel, unit: Float[ndarray, "N 3"], cell_type: Int[ndarray, " N"], rng: Generator
+) -> "csr_matrix":
+    """Draw the counts of a slice, sparse, a bounded number of entries at a time."""
+    from scipy import sparse
+
+    num_genes = len(panel.names)
+    slice_effect = rng.normal(0, 0.1, num_genes) + rng.normal(0, 0.2)
+    rows = max(1, ENTRIES_AT_A_TIME // num_genes)
+    blocks = []
+    for start in range(0, len(unit), rows):
+        part = np.s_[start : start + rows]
+        log_mu = log_mean(panel, unit[part], cell_type[part]) + slice_effect
+        log_mu += rng.normal(0, 0.3, (len(log_mu), 1))
+        blocks.append(sparse.csr_matrix(draw_counts(panel, log_mu, rng)))
+    return sparse.vstack(blocks, format="csr")
+
+
+def simulate_slice(settings: SimulationConfig, seed: int, index: int) -> "AnnData":
+    """Make slice `index`: a pure function of the settings, the seed and the index."""
+    import pandas as pd
+    from anndata import AnnData
+
+    panel = make_panel(settings.genes, stream(seed, BODY_KEY))
+    rng = stream(seed, POSE_KEY, index)
+    pose = slice_pose(settings, index, rng)
+    spatial = place_cells(settings, index, pose, rng)
+    body = spatial @ pose.rotation.T + pose.translation
+    unit = straightened(body)
+    cell_type = draw_types(unit, rng)
+    counts = count_matrix(panel, unit, cell_type, stream(seed, COUNT_KEY, index))
+    measured = measured_genes(settings, stream(seed, PANEL_KEY, index))
+    name = slice_name(settings, index)
+    obs = pd.DataFrame(
+        {
+            "cell_type": pd.Categorical.from_codes(cell_type, type_names()),
+            "slice_id": pd.Categorical([name] * len(spatial)),
+        },
+        index=[f"{name}_{number}" for number in range(len(spatial))],
+    )
+    var = pd.DataFrame({"role": panel.role, "marker_of": panel.marker_of}, index=panel.names)
+    slice_data = AnnData(counts[:, measured].tocsr(), obs=obs, var=var.iloc[measured])
+    slice_data.obsm["spatial"] = spatial[:, : settings.dims].astype(np.float32)
+    slice_data.obsm["body"] = body.astype(np.float32)
+    slice_data.uns["simulation"] = {
+        **provenance(settings, seed),
+        "rotation": pose.rotation,
+        "translation": pose.translation,
+    }
+    return slice_data
+
+
+def measured_genes(settings: SimulationConfig, rng: Generator) -> Int[ndarray, " P"]:
+    """Draw which genes a slice measures."""
+    number = max(1, round(settings.panel_share * settings.genes))
+    return np.sort(rng.choice(settings.genes, number, replace=False))
+
+
+def slice_name(settings: SimulationConfig, index: int) -> str:
+    """Return a slice's name: numbers padded, so that sorted order is the order along z."""
+    return f"slice_{index:0{len(str(settings.slices - 1))}d}"
+
+
+def provenance(settings: SimulationConfig, seed: int) -> dict[str, Any]:
+    """Return what made the tissue."""
+    return {"alphastomics": __version__, "seed": seed, **settings.model_dump()}
+
+
+def simulate(settings: SimulationConfig, seed: int) -> "Iterator[AnnData]":
+    """Yield the slices of a tissue, one in memory at a time."""
+    for index in range(settings.slices):
+        yield simulate_slice(settings, seed, index)
+
+
+def write_tissue(
+    settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
+) -> list[Path]:
+    """Write the slices of a tissue; slices that an interrupted run finished are kept."""
+    prepare_folder(settings, seed, output_dir, overwrite=overwrite)
+    paths = []
+    with track("simulate", settings.slices * settings.cells, "cells") as advance:
+        for index in range(settings.slices):
+            path = output_dir / f"{slice_name(settings, index)}.h5ad"
+            if not path.exists():
+                with replacing(path) as partial:
+                    simulate_slice(settings, seed, index).write_h5ad(partial, compression="gzip")
+            paths.append(path)
+            advance(settings.cells)
+    return paths
+
+
+def prepare_folder(
+    settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
+) -> None:
+    """Make the folder, or check that what lies in it is this very tissue."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    record = output_dir / "simulation.json"
+    wanted = json.dumps(provenance(settings, seed), indent=2) + "\n"
+    same = record.is_file() and record.read_text(encoding="utf-8") == wanted
+    slices = sorted(output_dir.glob("*.h5ad"))
+    if not same and slices and not overwrite:
+        raise InputError(
+            f"{output_dir}: holds {len(slices)} .h5ad file(s) of something else "
+            f"(first {slices[0].name}); choose an empty folder or add --overwrite"
+        )
+    for leftover in output_dir.glob(f".*{PARTIAL_SUFFIX}"):
+        leftover.unlink()
+    if overwrite:
+        for path in slices:
+            # Only what this command wrote is its to remove.
+            if path.stem.startswith("slice_"):
+                path.unlink()
+    write_text(record, wanted)
