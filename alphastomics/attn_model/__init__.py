@@ -1,0 +1,15 @@
+"""The network: noisy cells enter, predicted clean cells leave."""
+
+from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention
+from alphastomics.attn_model.model import Model, Prediction
+from alphastomics.attn_model.moe import MixtureOfExperts
+from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TransformerLayer
+
+__all__ = [
+    "GatedMultiHeadAttention",
+    "GatedSelfAttentionModel",
+    "MixtureOfExperts",
+    "Model",
+    "Prediction",
+    "TransformerLayer",
+]

@@ -1,0 +1,116 @@
+"""Sends cells to their experts and back: one sort, grouped matrix products, no cell dropped.
+
+Cells and choices enter, cells sorted by expert leave; both ways are gathers along a permutation, so
+that forward and backward are the same on every run.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+# Public since torch 2.10, private in 2.9.
+_GROUPED_MM = getattr(F, "grouped_mm", getattr(torch, "_grouped_mm", None))
+_GROUPED_MM_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_GROUPED_MM_ALIGNMENT_BYTES = 16
+
+
+class Plan(NamedTuple):
+    """Where each of the T x k visits goes.
+
+    `order` (T k,) lists visits by expert, `place` (T k,) is its inverse, `expert` (T k,) the expert
+    at each place, and `ends` (E,) the place where each expert's visits end.
+    """
+
+    order: Tensor
+    place: Tensor
+    expert: Tensor
+    ends: Tensor
+
+
+def plan_dispatch(choice: Int[Tensor, "T k"], num_experts: int) -> Plan:
+    """Sort the visits by expert, and by cell within an expert."""
+    expert, order = choice.flatten().sort(stable=True)
+    visits = torch.arange(len(order), device=order.device)
+    place = torch.empty_like(order).scatter(0, order, visits)
+    experts = torch.arange(num_experts, device=order.device)
+    ends = torch.searchsorted(expert, experts, right=True, out_int32=True)
+    return Plan(order, place, expert, ends)
+
+
+class _Send(torch.autograd.Function):
+    """Copy each cell to its k places; backward adds up the k gradients of a cell."""
+
+    @staticmethod
+    def forward(ctx: Any, cells: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.top_k = top_k
+        return cells.index_select(0, order // top_k)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (place,) = ctx.saved_tensors
+        grad = rearrange(grads[0].index_select(0, place), "(t k) d -> t k d", k=ctx.top_k)
+        return grad.sum(1), None, None, None
+
+
+class _Return(torch.autograd.Function):
+    """Put visits back in the order of cells; backward sorts the gradient by expert again."""
+
+    @staticmethod
+    def forward(ctx: Any, visits: Tensor, order: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return visits.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        return grads[0].index_select(0, order), None, None
+
+
+def send(cells: Float[Tensor, "T D"], plan: Plan, top_k: int) -> Float[Tensor, "S D"]:
+    """Copy each cell to the places of its k visits, S = T k."""
+    sent: Tensor = _Send.apply(cells, plan.order, plan.place, top_k)  # type: ignore[no-untyped-call]
+    return sent
+
+
+def collect(visits: Float[Tensor, "S D"], plan: Plan, top_k: int) -> Float[Tensor, "T k D"]:
+    """Bring the k results of each cell back together."""
+    returned: Tensor = _Return.apply(visits, plan.order, plan.place)  # type: ignore[no-untyped-call]
+    return rearrange(returned, "(t k) d -> t k d", k=top_k)
+
+
+def grouped_product(
+    visits: Float[Tensor, "S K"], weight: Float[Tensor, "E K M"], ends: Int[Tensor, " E"]
+) -> Float[Tensor, "S M"]:
+    """Multiply each expert's run of visits by that expert's matrix."""
+    dtype = compute_dtype(visits)
+    visits, weight = visits.to(dtype), weight.to(dtype)
+    if _GROUPED_MM is not None and _grouped_mm_serves(weight):
+        product: Tensor = _GROUPED_MM(visits, weight, offs=ends)
+        return product
+    # One product an expert: float64, widths off the 16-byte grid, and float32 under compile.
+    lengths = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    runs = torch.split(visits, lengths)
+    return torch.cat([run @ matrix for run, matrix in zip(runs, weight.unbind(), strict=True)])
+
+
+def compute_dtype(value: Float[Tensor, "*shape"]) -> torch.dtype:
+    """Return the dtype in which torch would multiply `value`: autocast's where it is on."""
+    device = value.device.type
+    if value.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return value.dtype
+
+
+def _grouped_mm_serves(weight: Float[Tensor, "E K M"]) -> bool:
+    """Tell whether torch's grouped product takes these widths in this precision."""
+    if weight.dtype not in _GROUPED_MM_DTYPES:
+        return False
+    if weight.dtype == torch.float32 and torch.compiler.is_compiling():
+        return False  # inductor lowers it for half precision only
+    rows = (weight.shape[1] * weight.element_size(), weight.shape[2] * weight.element_size())
+    return all(size % _GROUPED_MM_ALIGNMENT_BYTES == 0 for size in rows)

@@ -1,0 +1,246 @@
+"""The denoiser: noisy cells and their diffusion times enter, a `Prediction` of clean ones leaves.
+
+`Model` adds to the set transformer what the data demands: genes that a slice did not measure,
+features hidden for masked diffusion, and the books of the routers. It knows no noise and no loss.
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from alphastomics.attn_model.gated_attention import without_padding
+from alphastomics.attn_model.inputs import require_tensor
+from alphastomics.attn_model.moe import MixtureOfExperts
+from alphastomics.attn_model.routing import RouterStatistics
+from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
+from alphastomics.config import Config, LayerConfig, ModelConfig
+from alphastomics.errors import InputError
+
+_SIZE = ModelConfig()
+_SETTINGS = LayerConfig()
+# Small beside standardised expression, yet not zero: hidden is told from zero from the first step.
+UNSEEN_SPREAD = 0.1
+
+
+class Auxiliary(NamedTuple):
+    """What the layers did in one step.
+
+    Attributes
+    ----------
+    penalty
+        Weighted balance and z-loss, averaged over layers: add it to the loss. 0 without experts.
+    balance_loss
+        Unweighted balance loss, averaged over layers, without gradient.
+    routing
+        Statistics of every layer's router, stacked: counts (L, E); None without experts.
+    gates
+        The gate of every layer, (B, H, N, 1) or (B, H, N, K), without gradient; empty without gate.
+    hidden_states
+        Cells (B, N, D) entering the first layer and leaving each; empty unless asked for.
+    """
+
+    penalty: Tensor
+    balance_loss: Tensor
+    routing: RouterStatistics | None
+    gates: tuple[Tensor, ...]
+    hidden_states: tuple[Tensor, ...]
+
+
+class Prediction(NamedTuple):
+    """Predicted clean expression (B, N, G) and positions (B, N, 3), centred; padding is zero."""
+
+    expression: Tensor
+    position: Tensor
+    aux: Auxiliary
+
+
+class Model(nn.Module):
+    """The diffusion transformer over sets of cells.
+
+    Parameters
+    ----------
+    num_genes
+        Genes G of an expression vector.
+    d_model, n_heads, n_layers, d_ff, dropout
+        Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
+    settings
+        Kind of attention, gate and feed-forward.
+    """
+
+    def __init__(
+        self,
+        num_genes: int,
+        *,
+        d_model: int = _SIZE.d_model,
+        n_heads: int = _SIZE.n_heads,
+        n_layers: int = _SIZE.n_layers,
+        d_ff: int | None = _SIZE.d_ff,
+        dropout: float = _SIZE.dropout,
+        settings: LayerConfig = _SETTINGS,
+    ) -> None:
+        super().__init__()
+        self.num_genes, self.settings = num_genes, settings
+        self.trunk = GatedSelfAttentionModel(
+            num_genes,
+            d_model=d_model,
+            n_heads=n_heads,
+            n_layers=n_layers,
+            d_ff=d_ff,
+            dropout=dropout,
+            settings=settings,
+        )
+        self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_SPREAD)
+        self.unseen_share = nn.Linear(2, d_model, bias=False)
+
+    @classmethod
+    def from_config(cls, config: Config, num_genes: int | None = None) -> Self:
+        """Build the model that a configuration describes.
+
+        Parameters
+        ----------
+        config
+            The whole configuration.
+        num_genes
+            Genes of the data; must agree with `model.num_genes` where that is set.
+        """
+        size = config.model
+        known = {count for count in (num_genes, size.num_genes) if count is not None}
+        if len(known) != 1:
+            raise InputError(
+                f"num_genes: expected one number of genes, got {num_genes} from the data and "
+                f"{size.num_genes} from model.num_genes"
+            )
+        return cls(
+            known.pop(),
+            d_model=size.d_model,
+            n_heads=size.n_heads,
+            n_layers=size.n_layers,
+            d_ff=size.d_ff,
+            dropout=size.dropout,
+            settings=config.layer,
+        )
+
+    def forward(
+        self,
+        expression: Float[Tensor, "B N G"],
+        position: Float[Tensor, "B N 3"],
+        diffusion_time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+        *,
+        gene_mask: Bool[Tensor, "B G"] | None = None,
+        expression_hidden: Bool[Tensor, "B N G"] | None = None,
+        position_hidden: Bool[Tensor, "B N 3"] | None = None,
+        output_hidden_states: bool = False,
+    ) -> Prediction:
+        """Predict the clean cells.
+
+        Parameters
+        ----------
+        expression
+            Noisy expression; a modality that is given cleanly has time 0.
+        position
+            Noisy positions at unit scale.
+        diffusion_time
+            t / T in [0, 1]: one for both modalities, or the expression's and the position's.
+        node_mask
+            True for real cells; None when there is no padding.
+        gene_mask
+            True for genes that the set's slice measured; None when all were.
+        expression_hidden, position_hidden
+            True for entries hidden by masked diffusion; whatever they hold is not seen.
+        output_hidden_states
+            Return the cells that enter the first layer and leave each.
+        """
+        self._require_masks(expression, gene_mask, expression_hidden, position_hidden)
+        node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
+        visible, context = self._hide(expression, gene_mask, expression_hidden)
+        output = self.trunk.denoise(
+            visible,
+            diffusion_time,
+            position,
+            node_mask,
+            position_hidden=position_hidden,
+            context=context,
+        )
+        hidden = output.hidden if output_hidden_states else ()
+        states = tuple(without_padding(cells, node_mask) for cells in hidden)
+        return Prediction(output.expression, output.position, self._auxiliary(output, states))
+
+    def update_balance_bias(self, counts: Float[Tensor, "L E"]) -> None:
+        """Balance every layer's experts after a step; nothing to do unless `moe_balance` is bias.
+
+        Parameters
+        ----------
+        counts
+            `aux.routing.counts` of the step, added up over all ranks.
+        """
+        if self.settings.moe_balance == "bias":
+            for moe, layer_counts in zip(self.mixtures(), counts, strict=True):
+                moe.update_balance_bias(layer_counts)
+
+    def mixtures(self) -> list[MixtureOfExperts]:
+        """List the mixtures of experts, by layer."""
+        return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
+
+    def router_parameters(self) -> dict[str, nn.Parameter]:
+        """Name the weights that score experts: their gradient norm tells a healthy router."""
+        return {name: p for name, p in self.named_parameters() if name.endswith("router.weight")}
+
+    def time_modulation_parameters(self) -> dict[str, nn.Parameter]:
+        """Name the weights by which time acts on layers and routers; all of them start at zero."""
+        return {name: p for name, p in self.named_parameters() if "time_modulation" in name}
+
+    def _hide(
+        self,
+        expression: Float[Tensor, "B N G"],
+        gene_mask: Bool[Tensor, "B G"] | None,
+        hidden: Bool[Tensor, "B N G"] | None,
+    ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N D"]]:
+        """Put a learned value where a gene is hidden or was not measured, and say how many are."""
+        share = expression.new_zeros(*expression.shape[:2], 2)
+        if hidden is not None:
+            share[..., 0] = hidden.to(share.dtype).mean(-1)
+            expression = torch.where(hidden, self.unseen_value.to(expression.dtype), expression)
+        if gene_mask is not None:
+            share[..., 1] = 1 - gene_mask.to(share.dtype).mean(-1, keepdim=True)
+            unseen = self.unseen_value.to(expression.dtype)
+            expression = torch.where(gene_mask[:, None], expression, unseen)
+        # The sum adds nothing but a gradient of zero: data-parallel training refuses a parameter
+        # that no step reaches, and most runs hide nothing.
+        return expression, self.unseen_share(share) + 0 * self.unseen_value.sum()
+
+    def _auxiliary(self, output: TrunkOutput, hidden_states: tuple[Tensor, ...]) -> Auxiliary:
+        """Average the routers' losses over layers, and keep their statistics."""
+        zero = output.position.new_zeros(())
+        if not output.routing:
+            return Auxiliary(zero, zero, None, output.gates, hidden_states)
+        for moe, statistics in zip(self.mixtures(), output.routing, strict=True):
+            moe.remember(statistics)
+        columns = zip(*output.routing, strict=True)
+        routing = RouterStatistics(*(torch.stack(column) for column in columns))
+        penalty = self.settings.moe_z_loss_weight * routing.z_loss.mean()
+        if self.settings.moe_balance == "loss":
+            weight = self.settings.moe_load_balance_loss_weight
+            penalty = penalty + weight * routing.balance_loss.mean()
+        balance = routing.balance_loss.detach().mean()
+        return Auxiliary(penalty, balance, routing.detached(), output.gates, hidden_states)
+
+    def _require_masks(
+        self,
+        expression: Tensor,
+        gene_mask: Tensor | None,
+        expression_hidden: Tensor | None,
+        position_hidden: Tensor | None,
+    ) -> None:
+        """Refuse masks that do not fit the cells."""
+        num_sets, num_cells = expression.shape[:2] if expression.ndim == 3 else ("B", "N")
+        wanted = {
+            "gene_mask": (gene_mask, (num_sets, self.num_genes)),
+            "expression_hidden": (expression_hidden, (num_sets, num_cells, self.num_genes)),
+            "position_hidden": (position_hidden, (num_sets, num_cells, 3)),
+        }
+        for name, (mask, shape) in wanted.items():
+            if mask is not None:
+                require_tensor(name, mask, shape, kind="bool", device=self.unseen_value.device)

@@ -1,0 +1,353 @@
+"""The set transformer: features, positions and times of cells enter, their denoised selves leave.
+
+Every layer is attention over the set, then a feed-forward or a mixture of experts on each cell,
+both under AdaLN-zero (Peebles & Xie 2023), so that the diffusion time conditions every layer.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from alphastomics.attn_model.embedding import (
+    NUM_COORDINATES,
+    PositionEncoding,
+    centered,
+    seen_coordinates,
+)
+from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention, without_padding
+from alphastomics.attn_model.inputs import (
+    require_cells,
+    require_node_mask,
+    require_setting,
+    require_tensor,
+)
+from alphastomics.attn_model.layers import (
+    NUM_MODALITIES,
+    FeedForward,
+    TimeEmbedding,
+    at_least_float32,
+    modulate,
+    zero_linear,
+)
+from alphastomics.attn_model.linear_attention import LinearMultiHeadAttention
+from alphastomics.attn_model.moe import MixtureOfExperts
+from alphastomics.attn_model.routing import RouterStatistics
+from alphastomics.config import LayerConfig, ModelConfig
+from alphastomics.errors import InputError
+
+_SIZE = ModelConfig()
+_SETTINGS = LayerConfig()
+
+
+class LayerOutput(NamedTuple):
+    """Cells (B, N, D); the gate (B, H, N, 1 or K) and the router's statistics where there are."""
+
+    cells: Tensor
+    gate: Tensor | None
+    routing: RouterStatistics | None
+
+
+class TrunkOutput(NamedTuple):
+    """Denoised expression (B, N, E) and positions (B, N, 3), and what each layer did.
+
+    `hidden` holds the cells (B, N, D) that entered the first layer and that left each one.
+    """
+
+    expression: Tensor
+    position: Tensor
+    gates: tuple[Tensor, ...]
+    routing: tuple[RouterStatistics, ...]
+    hidden: tuple[Tensor, ...]
+
+
+def make_attention(d_model: int, n_heads: int, settings: LayerConfig) -> GatedMultiHeadAttention:
+    """Make the attention that the settings ask for; the linear baseline has no gate."""
+    if settings.attention == "linear":
+        return LinearMultiHeadAttention(d_model, n_heads, use_qk_norm=settings.use_qk_norm)
+    return GatedMultiHeadAttention(
+        d_model, n_heads, gate=settings.gate, use_qk_norm=settings.use_qk_norm
+    )
+
+
+def make_feed_forward(
+    d_model: int, d_ff: int, settings: LayerConfig
+) -> FeedForward | MixtureOfExperts:
+    """Make the dense or the sparse feed-forward that the settings ask for."""
+    if not settings.use_moe:
+        return FeedForward(d_model, d_ff)
+    return MixtureOfExperts(
+        d_model,
+        d_ff,
+        settings.num_experts,
+        settings.moe_top_k,
+        expert_size=settings.moe_expert_size,
+        balance=settings.moe_balance,
+    )
+
+
+class TransformerLayer(nn.Module):
+    """One layer: x + a1 Attention(AdaLN(x)), then x + a2 FeedForward(AdaLN(x)).
+
+    Parameters
+    ----------
+    d_model, n_heads, d_ff, dropout
+        Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
+    settings
+        Kind of attention, gate and feed-forward.
+    """
+
+    def __init__(
+        self,
+        d_model: int = _SIZE.d_model,
+        n_heads: int = _SIZE.n_heads,
+        *,
+        d_ff: int | None = _SIZE.d_ff,
+        dropout: float = _SIZE.dropout,
+        settings: LayerConfig = _SETTINGS,
+    ) -> None:
+        super().__init__()
+        require_setting(0 <= dropout < 1, f"dropout: expected 0 <= dropout < 1, got {dropout}")
+        self.d_model = d_model
+        self.attention = make_attention(d_model, n_heads, settings)
+        self.feed_forward = make_feed_forward(
+            d_model, 4 * d_model if d_ff is None else d_ff, settings
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.time_modulation = zero_linear(d_model, 6 * d_model)
+        # Outside the mixture of experts: its parameter count is fixed, and it knows no time.
+        self.router_time_modulation = (
+            zero_linear(d_model, settings.num_experts)
+            if settings.use_moe and settings.time_gate_modulation
+            else None
+        )
+
+    def forward(
+        self,
+        cells: Float[Tensor, "B N D"],
+        time: Float[Tensor, "B D"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> LayerOutput:
+        """Update every cell from its set and from the embedded diffusion time.
+
+        Parameters
+        ----------
+        cells
+            Cells; those that are padding must be finite.
+        time
+            Embedded diffusion time of each set.
+        node_mask
+            True for real cells; None when there is no padding.
+        """
+        require_tensor("cells", cells, ("B", "N", self.d_model), kind="float", device=time.device)
+        require_tensor("time", time, (len(cells), self.d_model), kind="float", device=cells.device)
+        require_node_mask(node_mask, cells)
+        shift, scale, alpha, shift_ff, scale_ff, alpha_ff = self.modulation(time)
+        mixed, gate = self.attention.attend(modulate(cells, shift, scale), node_mask)
+        cells = cells + alpha * self.dropout(mixed)
+        update, routing = self._feed(modulate(cells, shift_ff, scale_ff), time, node_mask)
+        return LayerOutput(cells + alpha_ff * self.dropout(update), gate, routing)
+
+    def modulation(self, time: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "B 1 D"], ...]:
+        """Return shift, scale and gate of the attention, then of the feed-forward."""
+        return self.time_modulation(F.silu(time))[:, None].chunk(6, dim=-1)
+
+    def attention_input(
+        self, cells: Float[Tensor, "B N D"], time: Float[Tensor, "B D"]
+    ) -> Float[Tensor, "B N D"]:
+        """Return what the attention of this layer sees: for inspection."""
+        shift, scale, *_ = self.modulation(time)
+        return modulate(cells, shift, scale)
+
+    def _feed(
+        self,
+        cells: Float[Tensor, "B N D"],
+        time: Float[Tensor, "B D"],
+        node_mask: Bool[Tensor, "B N"] | None,
+    ) -> tuple[Float[Tensor, "B N D"], RouterStatistics | None]:
+        """Run the dense feed-forward, or the experts that cell and time choose."""
+        if isinstance(self.feed_forward, FeedForward):
+            return self.feed_forward(cells), None
+        modulation = self.router_time_modulation
+        logit_shift = None if modulation is None else modulation(F.silu(time))
+        update, routing = self.feed_forward(cells, node_mask, logit_shift)
+        return update, routing
+
+
+class GatedSelfAttentionModel(nn.Module):
+    """Layers of gated self-attention over cells with features, positions and diffusion times.
+
+    Parameters
+    ----------
+    expression_dim
+        Width E of the expression features: the number of genes, or of any embedding of them.
+    d_model, n_heads, n_layers, d_ff, dropout
+        Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
+    settings
+        Kind of attention, gate and feed-forward.
+    """
+
+    def __init__(
+        self,
+        expression_dim: int,
+        *,
+        d_model: int = _SIZE.d_model,
+        n_heads: int = _SIZE.n_heads,
+        n_layers: int = _SIZE.n_layers,
+        d_ff: int | None = _SIZE.d_ff,
+        dropout: float = _SIZE.dropout,
+        settings: LayerConfig = _SETTINGS,
+    ) -> None:
+        super().__init__()
+        require_setting(
+            expression_dim > 0, f"expression_dim: expected at least 1, got {expression_dim}"
+        )
+        require_setting(n_layers > 0, f"n_layers: expected at least 1, got {n_layers}")
+        self.expression_dim, self.d_model = expression_dim, d_model
+        self.checkpointing = settings.activation_checkpointing
+        self.expression_in = nn.Sequential(
+            nn.Linear(expression_dim, d_model), nn.SiLU(), nn.Linear(d_model, d_model)
+        )
+        self.position_in = PositionEncoding(d_model)
+        self.time_in = TimeEmbedding(d_model)
+        self.layers = nn.ModuleList(
+            TransformerLayer(d_model, n_heads, d_ff=d_ff, dropout=dropout, settings=settings)
+            for _ in range(n_layers)
+        )
+        self.time_modulation = zero_linear(d_model, 2 * d_model)
+        self.expression_out = nn.Linear(d_model, expression_dim)
+        self.position_out = nn.Linear(d_model, NUM_COORDINATES)
+        self.skip = zero_linear(d_model, NUM_MODALITIES)
+
+    def forward(
+        self,
+        expression_features: Float[Tensor, "B N E"],
+        diffusion_time: Float[Tensor, "B T"],
+        position_features: Float[Tensor, "B N 3"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B N E"], Float[Tensor, "B N 3"], Float[Tensor, "B T"]]:
+        """Denoise features and positions; the time leaves as it came, so that no stack loses it.
+
+        Parameters
+        ----------
+        expression_features
+            Expression of each cell, or an embedding of it.
+        diffusion_time
+            t / T in [0, 1]: one for both modalities, or the expression's and the position's.
+        position_features
+            Positions at unit scale; each set is centred about its real cells.
+        node_mask
+            True for real cells; None when there is no padding, which comes back as zeros.
+        """
+        node_mask = self.checked_mask(
+            expression_features, diffusion_time, position_features, node_mask
+        )
+        output = self.denoise(expression_features, diffusion_time, position_features, node_mask)
+        return output.expression, output.position, diffusion_time
+
+    def checked_mask(
+        self, expression: Tensor, time: Tensor, position: Tensor, node_mask: Tensor | None
+    ) -> Bool[Tensor, "B N"] | None:
+        """Refuse inputs that do not fit together; drop a mask that masks nothing.
+
+        Without a mask the fastest kernels serve. Looking into the mask makes the CPU wait for the
+        GPU, so it is done once a call, and never in a compiled graph: pass None where it is known
+        that nothing is padded.
+        """
+        weight = self.position_out.weight
+        require_cells("expression", expression, self.expression_dim, weight)
+        num_sets, num_cells = expression.shape[:2]
+        require_tensor(
+            "position", position, (num_sets, num_cells, 3), kind="float", device=weight.device
+        )
+        require_tensor("diffusion_time", time, (num_sets, "T"), kind="float", device=weight.device)
+        if time.shape[1] not in (1, NUM_MODALITIES):
+            raise InputError(
+                "diffusion_time: expected shape (B, 1), one time for both modalities, or (B, 2), "
+                f"the expression's and the position's; got {tuple(time.shape)}"
+            )
+        require_node_mask(node_mask, expression)
+        if node_mask is None or torch.compiler.is_compiling() or not bool(node_mask.all()):
+            return node_mask
+        return None
+
+    def denoise(
+        self,
+        expression: Float[Tensor, "B N E"],
+        diffusion_time: Float[Tensor, "B T"],
+        position: Float[Tensor, "B N 3"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        *,
+        position_hidden: Bool[Tensor, "B N 3"] | None = None,
+        context: Float[Tensor, "B N D"] | None = None,
+    ) -> TrunkOutput:
+        """Run the network on checked inputs.
+
+        Parameters
+        ----------
+        expression, diffusion_time, position, node_mask
+            As in `forward`, with the mask of `checked_mask`.
+        position_hidden
+            True for coordinates that the network must not see.
+        context
+            What else is known of each cell, added to its embedding.
+        """
+        expression = without_padding(expression, node_mask)
+        seen = seen_coordinates(position, node_mask, position_hidden)
+        offset = centered(at_least_float32(position), seen)
+        time = self.time_in(diffusion_time)
+        embedded = self.expression_in(expression) + self.position_in(offset, seen)
+        embedded = embedded + time[:, None] + (0 if context is None else context)
+        # The residual stream keeps the precision of the weights under autocast.
+        cells = without_padding(embedded.to(self.position_out.weight.dtype), node_mask)
+        outputs = self._run_layers(cells, time, node_mask)
+        decoded = self._decode(outputs[-1].cells, time, expression, offset)
+        return TrunkOutput(
+            without_padding(decoded[0], node_mask),
+            centered(decoded[1], seen_coordinates(position, node_mask, None)),
+            tuple(output.gate.detach() for output in outputs if output.gate is not None),
+            tuple(output.routing for output in outputs if output.routing is not None),
+            (cells, *(output.cells for output in outputs)),
+        )
+
+    def _run_layers(
+        self,
+        cells: Float[Tensor, "B N D"],
+        time: Float[Tensor, "B D"],
+        node_mask: Bool[Tensor, "B N"] | None,
+    ) -> list[LayerOutput]:
+        """Run the layers in order, forgetting their activations if asked to."""
+        outputs: list[LayerOutput] = []
+        for layer in self.layers:
+            if self.checkpointing and torch.is_grad_enabled():
+                output = checkpoint(layer, cells, time, node_mask, use_reentrant=False)
+            else:
+                output = layer(cells, time, node_mask)
+            cells = output.cells
+            outputs.append(output)
+        return outputs
+
+    def _decode(
+        self,
+        cells: Float[Tensor, "B N D"],
+        time: Float[Tensor, "B D"],
+        expression: Float[Tensor, "B N E"],
+        offset: Float[Tensor, "B N 3"],
+    ) -> tuple[Float[Tensor, "B N E"], Float[Tensor, "B N 3"]]:
+        """Read expression and positions off the cells, beside a time-weighted share of the input.
+
+        The share starts at zero. With it, what little noise is left at small times need not pass
+        through the width of a cell, which is far below the number of genes.
+        """
+        dtype = self.position_out.weight.dtype
+        shift, scale = self.time_modulation(F.silu(time))[:, None].chunk(2, dim=-1)
+        cells = modulate(cells, shift, scale)
+        share = self.skip(F.silu(time)).to(dtype)[:, None]
+        decoded = self.expression_out(cells).to(dtype) + share[..., :1] * expression.to(dtype)
+        # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
+        with torch.autocast(cells.device.type, enabled=False):
+            placed = self.position_out(cells.to(dtype)) + share[..., 1:] * offset.to(dtype)
+        return decoded, placed
