@@ -201,7 +201,9 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
 
 def from_text(text: str, field: FieldInfo) -> Any:
     """Read a flag's text as the type of its field; what cannot be read stays text."""
-    kind: Any = Annotated[field.annotation, *field.metadata]
+    kind: Any = field.annotation
+    for constraint in field.metadata:
+        kind = Annotated[kind, constraint]
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
         return adapter.validate_strings(text, strict=False)

@@ -4,7 +4,7 @@ Plain values enter, a frozen `Config` leaves. How the documented YAML file and t
 these classes is `config_file.py`'s task.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -62,7 +62,7 @@ class ModelConfig(Section):
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
 
     @model_validator(mode="after")
-    def heads_divide_width(self) -> Self:
+    def heads_divide_width(self) -> "ModelConfig":
         """Refuse a width that cannot be shared out among the heads."""
         if self.d_model % self.n_heads:
             raise ValueError(
@@ -110,7 +110,7 @@ class LayerConfig(Section):
     )
 
     @model_validator(mode="after")
-    def enough_experts(self) -> Self:
+    def enough_experts(self) -> "LayerConfig":
         """Refuse a cell that would have to visit more experts than there are."""
         if self.moe_top_k > self.num_experts:
             raise ValueError(
@@ -225,7 +225,7 @@ class PreprocessingConfig(Section):
     workers: int = count(1, "Processes that work on slices side by side.")
 
     @model_validator(mode="after")
-    def ratios_fit(self) -> Self:
+    def ratios_fit(self) -> "PreprocessingConfig":
         """Refuse a split that asks for more than there is."""
         if self.train_ratio + self.val_ratio > 1 + RATIO_ROUNDING:
             raise ValueError(
@@ -362,7 +362,7 @@ class Config(Section):
     layer: LayerConfig = LayerConfig()
 
     @model_validator(mode="after")
-    def sections_agree(self) -> Self:
+    def sections_agree(self) -> "Config":
         """Refuse values that are fine alone and impossible together."""
         set_size = self.data.loading.set_size
         if set_size is not None and self.training.batch_size % set_size:

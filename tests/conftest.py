@@ -1,0 +1,48 @@
+"""What every test stands on: shape annotations of the package are checked while it runs."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Two test processes share two cores: more threads than that only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+install_import_hook("alphastomics", "beartype.beartype")
+
+# No deadline: a busy machine must not turn a right answer into a failure.
+settings.register_profile("alphastomics", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("alphastomics")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def quiet_logging() -> Iterator[None]:
+    """Undo what `main()` does to logging, so that no test depends on the one before it."""
+    yield
+    logging.captureWarnings(capture=False)
+    logging.getLogger("alphastomics").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the program as a user does, in an empty working folder."""
+
+    def run(*arguments: object, cwd: Path = tmp_path, **environment: str):
+        return subprocess.run(
+            [sys.executable, "-m", "alphastomics", *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,358 @@
+"""The command line: the contract's commands, flags and defaults, frozen; and how it says no."""
+
+import subprocess
+import sys
+
+import pytest
+
+from alphastomics.cli import build_parser, flag_default, flag_help, parse_arguments
+from alphastomics.cli_flags import COMMANDS
+from alphastomics.config import Config
+from alphastomics.config_file import document_fields
+from alphastomics.errors import InputError
+from alphastomics.main import main
+
+# The contract's section 2: command -> flag -> default as --help names it. Only additions are free.
+SLICE_INPUT = {
+    "input_dir": "required",
+    "output_dir": "required",
+    "config": "config.yaml in the working folder, if any",
+    "position_key": "spatial",
+    "position_is_3d": "off",
+    "z_spacing": "10",
+    "cell_type_key": "none",
+    "skip-log-normalize": "off",
+    "skip-scale": "off",
+    "max_cells_per_file": "50000",
+    "workers": "1",
+}
+SEEDS = {"seed": "42", "deterministic": "off"}
+CONTRACT = {
+    "preprocess": SLICE_INPUT
+    | SEEDS
+    | {
+        "gene_list_file": "the sorted union of all genes",
+        "train_ratio": "0.8",
+        "val_ratio": "0.1",
+        "max_shard_size": "100000",
+        "split_by": "cell",
+        "layout": "shuffled",
+        "storage": "dense",
+    },
+    "stage1": SLICE_INPUT | {"gene_list_file": "required"},
+    "stage2": SEEDS
+    | {
+        "input_dirs": "required",
+        "output_dir": "required",
+        "train_ratio": "0.8",
+        "val_ratio": "0.1",
+        "max_shard_size": "100000",
+        "split_by": "cell",
+    },
+    "train": SEEDS
+    | {
+        "config": "config.yaml in the working folder, if any",
+        "data_dir": "./processed",
+        "batch_size": "1024",
+        "epochs": "100",
+        "lr": "0.0001",
+        "training_mode": "joint",
+        "use_gated_attention": "on",
+        "no_gated_attention": "off",
+        "gate_type": "headwise",
+        "use_moe": "off",
+        "no_moe": "on",
+        "num_experts": "4",
+        "moe_top_k": "2",
+        "enable_masking": "off",
+        "disable_masking": "on",
+        "expression_mask_ratio": "0.3",
+        "position_mask_ratio": "0.33",
+        "streaming": "off",
+        "buffer_size": "50000",
+        "resume": "none",
+        "resume_from": "none",
+        "test_after_train": "off",
+        "output_dir": "./outputs",
+        "exp_name": "alphastomics",
+        "gpus": "1",
+        "num_workers": "4",
+        "fp16": "off",
+        "precision": "auto",
+        "strategy": "auto",
+        "num_nodes": "1",
+        "num_genes": "none",
+    },
+    "test": SEEDS
+    | {"checkpoint": "required", "data_dir": "./processed", "batch_size": "1024", "output": None},
+    "sample": SEEDS
+    | {
+        "checkpoint": "required",
+        "input_data": "required",
+        "sample_mode": "joint",
+        "num_steps": "50",
+        "sampler": None,
+        "output": None,
+    },
+    "extract": SEEDS
+    | {
+        "checkpoint": "required",
+        "data_dir": "./processed",
+        "output": "embeddings.npz",
+        "extract_mode": "encoder",
+        "format": "npz",
+        "max_samples": "none",
+        "batch_size": "1024",
+    },
+    "upload": {
+        "data_dir": "required",
+        "repo_id": "required",
+        "private": "off",
+        "token": "the usual Hub login",
+    },
+}
+FLAGS = [(command, flag) for command, flags in CONTRACT.items() for flag in flags]
+
+
+def spellings(command: str) -> dict:
+    return {name: flag for flag in COMMANDS[command].flags for name in flag.spellings}
+
+
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
+def test_every_flag_of_the_contract_is_known_with_its_default(command: str, flag: str):
+    default = CONTRACT[command][flag]
+    known = spellings(command)
+    assert flag in known
+    if default is not None:
+        assert flag_default(known[flag], document_fields()) == default
+    assert "(default: " in flag_help(known[flag], document_fields())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_flag(command: str, capsys):
+    with pytest.raises(SystemExit) as done:
+        build_parser().parse_args([command, "--help"])
+    assert done.value.code == 0
+    shown = capsys.readouterr().out
+    assert [flag for flag in spellings(command) if f"--{flag}" not in shown] == []
+
+
+def required_arguments(command: str) -> list[str]:
+    return [
+        part
+        for flag in COMMANDS[command].flags
+        if flag.required
+        for part in (f"--{flag.spellings[0]}", "somewhere")
+    ]
+
+
+SAMPLE_VALUES = {
+    "gate_type": "none",
+    "training_mode": "joint",
+    "split_by": "slice",
+    "dims": "3",
+    "layout": "slice",
+    "storage": "sparse",
+    "precision": "bf16",
+    "strategy": "ddp",
+    "sample_mode": "joint",
+    "sampler": "ddpm",
+    "extract_mode": "encoder",
+    "format": "h5",
+    "num_experts": "8",
+    "genes": "30",
+    "val_ratio": "0.2",
+    "train_ratio": "0.5",
+}
+
+
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
+def test_underscores_and_hyphens_spell_the_same_flag(command, flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = spellings(command)[flag]
+    value = [] if known.is_switch else [SAMPLE_VALUES.get(known.name, "1")]
+    if flag == "config":
+        (tmp_path / "1").write_text("")
+    calls = [
+        parse_arguments([command, *required_arguments(command), spelled, *value])
+        for spelled in (f"--{flag.replace('-', '_')}", f"--{flag.replace('_', '-')}")
+    ]
+    assert calls[0] == calls[1]
+    assert known.name in calls[0].given
+
+
+def test_a_flag_overrides_the_file_and_the_file_overrides_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("training: {learning_rate: 1e-3, max_epochs: 7}")
+    training = parse_arguments(["train", "--epochs", "9"]).config.training
+    assert (training.learning_rate, training.max_epochs, training.batch_size) == (1e-3, 9, 1024)
+
+
+def test_config_yaml_of_the_working_folder_is_read_unless_another_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_arguments(["train"]).config == Config()
+    (tmp_path / "config.yaml").write_text("training: {max_epochs: 7}")
+    (tmp_path / "mine.yaml").write_text("training: {max_epochs: 8}")
+    assert parse_arguments(["train"]).config.training.max_epochs == 7
+    assert parse_arguments(["train", "--config=mine.yaml"]).config.training.max_epochs == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "value"),
+    [
+        ("--no_gated_attention", "layer.attention", "linear"),
+        ("--gate_type elementwise", "layer.gate", "elementwise"),
+        ("--use_moe --num_experts 8", "layer.num_experts", 8),
+        ("--enable_masking", "masking.enable", True),
+        ("--fp16", "training.precision", "fp16"),
+        ("--precision 32", "training.precision", "32"),
+        ("--gpus 0", "distributed.devices", 0),
+        ("--gpus auto", "distributed.devices", "auto"),
+        ("--lr 1e-3", "training.learning_rate", 1e-3),
+        ("--exp_name 123", "logging.exp_name", "123"),
+        ("--streaming", "data.loading.streaming", True),
+        ("--deterministic --seed 7", "seed.global_seed", 7),
+        ("--num_genes 351", "model.num_genes", 351),
+    ],
+)
+def test_a_flag_reaches_its_setting(arguments, path, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = parse_arguments(["train", *arguments.split()]).config
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_skip_flags_turn_the_steps_off(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = parse_arguments(["preprocess", "--input_dir", "a", "--output_dir", "b", "--skip_scale"])
+    assert not call.config.data.preprocessing.scale
+    assert call.config.data.preprocessing.log_normalize
+
+
+MISTAKES = {
+    "": "no command given; choose one of: preprocess",
+    "trian": "unknown command 'trian'; did you mean train?",
+    "train --epoch 3": "train: unknown argument '--epoch'; did you mean --epochs?",
+    "train extra": "unknown argument 'extra'",
+    "train --lr fast": "--lr: expected a number above 0, got 'fast'",
+    "train --lr -1": "--lr: expected a number above 0, got '-1'",
+    "train --lr nan": "--lr: expected a number above 0, got 'nan'",
+    "train --batch_size 1.5": "--batch_size: expected a whole number",
+    "train --gate_type headwide": "did you mean headwise?",
+    "train --gpus some": "--gpus: expected auto or a whole number",
+    "train --use_moe --no_moe": "not allowed with",
+    "train --fp16 --precision bf16": "not allowed with",
+    "train --no_gated_attention --gate_type headwise": "linear attention has no gate",
+    "train --moe_top_k 9": "moe_top_k (9) must be at most",
+    "train --config none.yaml": "none.yaml: no such configuration file",
+    "train --config .": "is a folder",
+    "train --epochs": "expected one argument",
+    "train --exp_name=": "--exp_name: expected a folder name",
+    "preprocess --output_dir b": "required: --input_dir",
+    "preprocess --input_dir= --output_dir b": "--input_dir: expected a path, got ''",
+    "preprocess --input_dir a --output_dir b --train_ratio 1.2": "--train_ratio: expected a number",
+    "preprocess --input_dir a --output_dir b --val_ratio 0.3": "must sum to at most 1",
+    "simulate --output_dir a --genes 3": "--genes: expected a whole number of at least 20",
+    "simulate --output_dir a --dims 4": "--dims: expected one of: 2, 3",
+    "upload --data_dir a": "required: --repo_id",
+    "train --seed -3": "--seed",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_gets_one_clear_line_and_status_2(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert MISTAKES[line] in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_the_file_is_named_by_the_file_even_when_a_flag_hides_it(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("training: {max_epochs: none}")
+    assert main(["train", "--epochs", "3"]) == 2
+    assert "config.yaml: training.max_epochs: expected a whole" in capsys.readouterr().err
+
+
+def test_verbose_shows_the_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--lr", "fast", "--verbose"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("ALPHASTOMICS_DEBUG", "1")
+    assert main(["train", "--lr", "fast"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_is_no_mistake_of_the_callers_is_status_1(monkeypatch, capsys):
+    def broken(_call):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("alphastomics.main.run", broken)
+    assert main(["config"]) == 1
+    assert "RuntimeError: a fault of ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "x.h5ad"), 2),
+        (PermissionError(13, "Permission denied", "x"), 2),
+        (OSError(28, "No space left on device", "shard"), 2),
+        (OSError(5, "Input/output error", "shard"), 1),
+        (ValueError("of a library"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_failure_has_its_status(error, status, monkeypatch, capsys):
+    def broken(_call):
+        raise error
+
+    monkeypatch.setattr("alphastomics.main.run", broken)
+    assert main(["config"]) == status
+    assert capsys.readouterr().err.splitlines()[-1].startswith("alphastomics: ")
+
+
+HEAVY = ("torch", "lightning", "anndata", "scanpy", "pandas", "pyarrow", "scipy", "sklearn", "h5py")
+
+
+def modules_after(code: str) -> set[str]:
+    code += "\nimport sys; sys.stderr.write('\\n' + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["config"]])
+def test_the_door_opens_without_heavy_imports(arguments: list[str]):
+    code = f"""
+from alphastomics.main import main
+try:
+    main({arguments})
+except SystemExit:
+    pass
+"""
+    assert modules_after(code).isdisjoint(HEAVY)
+
+
+def test_importing_the_package_imports_nothing_else():
+    assert {name for name in modules_after("import alphastomics") if "." not in name}.isdisjoint(
+        {*HEAVY, "numpy", "pydantic", "yaml"}
+    )
+
+
+@pytest.mark.parametrize("module", ["alphastomics", "alphastomics.main"])
+def test_both_module_spellings_are_the_program(module: str):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("alphastomics ")
+
+
+def test_bad_settings_are_input_errors():
+    with pytest.raises(InputError):
+        parse_arguments(["train", "--lr", "x"])

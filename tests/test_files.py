@@ -1,0 +1,84 @@
+"""Whole files, visible work, and one seed for all."""
+
+import hashlib
+import logging
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from alphastomics.files import replacing, sha256_of, write_text
+from alphastomics.progress import ProgressLines, track
+from alphastomics.seeds import seed_everything, seed_worker
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    path = tmp_path / "result.txt"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError, match="midway"), replacing(path) as partial:  # noqa: PT012
+        partial.write_text("half")
+        raise RuntimeError("midway")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_finished_write_replaces_the_old_file(tmp_path: Path):
+    path = tmp_path / "result.txt"
+    write_text(path, "old")
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_digest_is_that_of_hashlib(tmp_path: Path):
+    content = bytes(range(256)) * 10_000
+    (tmp_path / "x").write_bytes(content)
+    assert sha256_of(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+
+
+def test_progress_says_done_share_rate_and_time_left():
+    lines = ProgressLines("stage 1", 1000, "cells")
+    lines.done = 250
+    assert (
+        lines.line(lines.started + 5.0) == "stage 1: 250/1,000 cells (25%), 50 cells/s, 15 s left"
+    )
+
+
+def test_progress_is_silent_in_a_library_and_ends_with_a_line_at_the_door(caplog):
+    with track("work", 3, "cells") as advance:
+        advance(3)
+    assert caplog.records == []
+    with caplog.at_level(logging.INFO, "alphastomics"), track("work", 3, "cells") as advance:
+        advance(3)
+    assert caplog.messages[-1].startswith("work: 3 cells in ")
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_one_seed_sets_every_generator():
+    seed_everything(5, deterministic=False)
+    first = draws()
+    seed_everything(5, deterministic=False)
+    assert draws() == first
+    seed_everything(6, deterministic=False)
+    assert all(one != other for one, other in zip(draws(), first, strict=True))
+
+
+def test_workers_have_streams_of_their_own():
+    seed_worker(0, 5)
+    first = draws()
+    seed_worker(1, 5)
+    assert all(one != other for one, other in zip(draws(), first, strict=True))
+    seed_worker(0, 5)
+    assert draws() == first
+
+
+def test_deterministic_is_switched_on_and_off():
+    seed_everything(5, deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    seed_everything(5, deterministic=False)
+    assert not torch.are_deterministic_algorithms_enabled()
