@@ -1,15 +1,44 @@
 """Every setting and its default, typed: the only place where a default is written.
 
-Plain values enter, a frozen `Config` leaves. How the documented YAML file and the flags map onto
-these classes is `config_file.py`'s task.
+Plain values enter, a frozen `Config` leaves. The data path's sections stand in `config_data.py`.
+How the documented YAML file and the flags map onto these classes is `config_file.py`'s task.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-LARGEST_COUNT = 2**53  # the largest range in which every whole number is also exact as a float
-RATIO_ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
+from alphastomics.config_data import (
+    DataConfig,
+    LoadingConfig,
+    PreprocessingConfig,
+    SimulationConfig,
+)
+from alphastomics.config_section import RATIO_ROUNDING, Section, count, share, text
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "DeepSpeedConfig",
+    "DiffusionConfig",
+    "DistributedConfig",
+    "ExtractConfig",
+    "FSDPConfig",
+    "LayerConfig",
+    "LoadingConfig",
+    "LoggingConfig",
+    "LossConfig",
+    "MaskingConfig",
+    "Mode",
+    "ModelConfig",
+    "Precision",
+    "PreprocessingConfig",
+    "SamplingConfig",
+    "Section",
+    "SeedConfig",
+    "SimulationConfig",
+    "TrainingConfig",
+]
 
 Mode = Literal["joint", "expr_to_pos", "pos_to_expr"]
 Precision = Annotated[
@@ -17,27 +46,6 @@ Precision = Annotated[
     # YAML reads a bare 32 as a number.
     BeforeValidator(lambda value: "32" if value == 32 and not isinstance(value, bool) else value),
 ]
-
-
-def count(default: int | None, description: str, minimum: int = 1, **extra: Any) -> Any:
-    """Describe a field that holds a whole number of at least `minimum`."""
-    return Field(default, ge=minimum, le=LARGEST_COUNT, description=description, **extra)
-
-
-def share(default: float, description: str) -> Any:
-    """Describe a field that holds a share: a number from 0 to 1."""
-    return Field(default, ge=0, le=1, description=description)
-
-
-def text(default: str | None, description: str, **extra: Any) -> Any:
-    """Describe a field that holds a text that is not empty."""
-    return Field(default, min_length=1, description=description, **extra)
-
-
-class Section(BaseModel):
-    """A group of settings: unknown keys, loose types, infinities and later changes are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class SeedConfig(Section):
@@ -134,6 +142,22 @@ class DiffusionConfig(Section):
     nu_position: float = Field(
         1.0, gt=0, le=100, description="Exponent of the clock of position: t becomes t^nu."
     )
+    equal_time_share: float = share(
+        0.25, "Joint training: share of the sets whose two modalities have the same time."
+    )
+    condition_share: float = share(
+        0.5, "Joint training: share of the sets in which one of the modalities is given."
+    )
+
+    @model_validator(mode="after")
+    def shares_fit(self) -> "DiffusionConfig":
+        """Refuse shares of more than there is."""
+        if self.equal_time_share + self.condition_share > 1 + RATIO_ROUNDING:
+            raise ValueError(
+                f"diffusion.equal_time_share ({self.equal_time_share}) and "
+                f"diffusion.condition_share ({self.condition_share}) must sum to at most 1"
+            )
+        return self
 
 
 class TrainingConfig(Section):
@@ -177,86 +201,6 @@ class LossConfig(Section):
 
     lambda_expression: float = Field(1.0, ge=0, description="Weight of the expression loss.")
     lambda_position: float = Field(1.0, ge=0, description="Weight of the position loss.")
-
-
-def refuse_normalized_positions(value: object) -> object:
-    """Say why the one documented value of `normalize_position` is false."""
-    if value is True:
-        raise ValueError(
-            "data.preprocessing.normalize_position: coordinates keep their original values on "
-            "disk and are brought to unit scale inside the model; set it to false"
-        )
-    return value
-
-
-class PreprocessingConfig(Section):
-    """From h5ad slices to Parquet shards."""
-
-    normalize_position: Annotated[Literal[False], BeforeValidator(refuse_normalized_positions)] = (
-        Field(False, description="Always false: coordinates keep their original values on disk.")
-    )
-    scale: bool = Field(True, description="Standardise each gene within its slice.")
-    log_normalize: bool = Field(
-        True, description="Normalise each cell to a total of 1e4, then take log(1 + x)."
-    )
-    position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
-    position_is_3d: bool = Field(
-        False, description="The coordinates have three columns, in one common frame."
-    )
-    z_spacing: float = Field(
-        10.0, gt=0, description="For 2D slices: slice i gets z = i x z_spacing."
-    )
-    cell_type_key: str | None = text(None, "Column of obs that holds the cell types.")
-    train_ratio: float = share(0.8, "Share of cells (or slices) for training.")
-    val_ratio: float = share(0.1, "Share for validation; what is left over is for testing.")
-    max_shard_size: int = count(100_000, "Cells in a Parquet shard at most.")
-    max_cells_per_file: int = count(50_000, "Rows of a file held in memory at a time.")
-    split_by: Literal["cell", "slice"] = Field(
-        "cell", description="Split single cells, or whole slices, into train/validation/test."
-    )
-    layout: Literal["shuffled", "slice"] = Field(
-        "shuffled",
-        description="Mix the cells of all slices, or keep a slice's cells together so that "
-        "sets can be streamed slice by slice.",
-    )
-    storage: Literal["dense", "sparse"] = Field(
-        "dense", description="Store a vector per cell, or lists of gene index and value."
-    )
-    workers: int = count(1, "Processes that work on slices side by side.")
-
-    @model_validator(mode="after")
-    def ratios_fit(self) -> "PreprocessingConfig":
-        """Refuse a split that asks for more than there is."""
-        if self.train_ratio + self.val_ratio > 1 + RATIO_ROUNDING:
-            raise ValueError(
-                f"data.preprocessing.train_ratio ({self.train_ratio}) and "
-                f"data.preprocessing.val_ratio ({self.val_ratio}) must sum to at most 1"
-            )
-        return self
-
-
-class LoadingConfig(Section):
-    """From Parquet shards to batches."""
-
-    num_workers: int = count(4, "Processes that load data; 0 loads in the main one.", minimum=0)
-    streaming: bool = Field(False, description="Read shards as they are needed, not all at first.")
-    buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
-    set_size: int | None = count(
-        None, "Cells that attend to one another; null makes the whole batch one set."
-    )
-    set_draw: Literal["random", "slice", "patch"] = Field(
-        "random",
-        description="Cells of a set: at random across slices, of one slice, or a contiguous patch.",
-    )
-    verify_checksums: bool = Field(True, description="Compare each shard with its sha256.")
-
-
-class DataConfig(Section):
-    """Where the data is and how it is read."""
-
-    processed_data_dir: str = text("./processed", "Folder that `preprocess` wrote.")
-    preprocessing: PreprocessingConfig = PreprocessingConfig()
-    loading: LoadingConfig = LoadingConfig()
 
 
 class DeepSpeedConfig(Section):
@@ -308,22 +252,6 @@ class ExtractConfig(Section):
     format: Literal["npz", "pt", "h5"] = Field("npz", description="Format of the output file.")
     output: str = text("embeddings.npz", "Output file.")
     max_samples: int | None = count(None, "Cells to embed at most; null embeds all.")
-
-
-class SimulationConfig(Section):
-    """The synthetic tissue."""
-
-    cells: int = count(2000, "Cells in each slice.")
-    slices: int = count(4, "Slices cut from the body.")
-    genes: int = Field(
-        200, ge=20, le=LARGEST_COUNT, description="Genes of the whole panel; at least 20."
-    )
-    dims: Literal[2, 3] = Field(
-        2, description="Thin sections with in-plane coordinates, or slabs with 3D coordinates."
-    )
-    panel_share: float = Field(
-        1.0, gt=0, le=1, description="Share of the genes that each slice measures, drawn per slice."
-    )
 
 
 class LoggingConfig(Section):

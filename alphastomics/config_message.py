@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from alphastomics.config_section import LARGEST_COUNT
+
 # Names that users know from the flags, and the keys they stand for.
 COMMON_NAMES = {
     "lr": "training.learning_rate",
@@ -61,7 +63,7 @@ def _bounds(field: FieldInfo) -> str:
         for name, word in BOUND_WORDS.items():
             bound = getattr(item, name, None)
             # The largest exact whole number is our limit, not one a user would care about.
-            if bound is not None and bound != 2**53:
+            if bound is not None and bound != LARGEST_COUNT:
                 words.append(f"{word} {bound:g}" if isinstance(bound, float) else f"{word} {bound}")
         if getattr(item, "min_length", None):
             words.append("that is not empty")

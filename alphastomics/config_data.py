@@ -1,0 +1,110 @@
+"""Settings of the data path and of the synthetic tissue, with their defaults."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from alphastomics.config_section import (
+    LARGEST_COUNT,
+    RATIO_ROUNDING,
+    Section,
+    count,
+    share,
+    text,
+)
+
+
+def refuse_normalized_positions(value: object) -> object:
+    """Say why the one documented value of `normalize_position` is false."""
+    if value is True:
+        raise ValueError(
+            "data.preprocessing.normalize_position: coordinates keep their original values on "
+            "disk and are brought to unit scale inside the model; set it to false"
+        )
+    return value
+
+
+class PreprocessingConfig(Section):
+    """From h5ad slices to Parquet shards."""
+
+    normalize_position: Annotated[Literal[False], BeforeValidator(refuse_normalized_positions)] = (
+        Field(False, description="Always false: coordinates keep their original values on disk.")
+    )
+    scale: bool = Field(True, description="Standardise each gene within its slice.")
+    log_normalize: bool = Field(
+        True, description="Normalise each cell to a total of 1e4, then take log(1 + x)."
+    )
+    position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
+    position_is_3d: bool = Field(
+        False, description="The coordinates have three columns, in one common frame."
+    )
+    z_spacing: float = Field(
+        10.0, gt=0, description="For 2D slices: slice i gets z = i x z_spacing."
+    )
+    cell_type_key: str | None = text(None, "Column of obs that holds the cell types.")
+    train_ratio: float = share(0.8, "Share of cells (or slices) for training.")
+    val_ratio: float = share(0.1, "Share for validation; what is left over is for testing.")
+    max_shard_size: int = count(100_000, "Cells in a Parquet shard at most.")
+    max_cells_per_file: int = count(50_000, "Rows of a file held in memory at a time.")
+    split_by: Literal["cell", "slice"] = Field(
+        "cell", description="Split single cells, or whole slices, into train/validation/test."
+    )
+    layout: Literal["shuffled", "slice"] = Field(
+        "shuffled",
+        description="Mix the cells of all slices, or keep a slice's cells together so that "
+        "sets can be streamed slice by slice.",
+    )
+    storage: Literal["dense", "sparse"] = Field(
+        "dense", description="Store a vector per cell, or lists of gene index and value."
+    )
+    workers: int = count(1, "Processes that work on slices side by side.")
+
+    @model_validator(mode="after")
+    def ratios_fit(self) -> "PreprocessingConfig":
+        """Refuse a split that asks for more than there is."""
+        if self.train_ratio + self.val_ratio > 1 + RATIO_ROUNDING:
+            raise ValueError(
+                f"data.preprocessing.train_ratio ({self.train_ratio}) and "
+                f"data.preprocessing.val_ratio ({self.val_ratio}) must sum to at most 1"
+            )
+        return self
+
+
+class LoadingConfig(Section):
+    """From Parquet shards to batches."""
+
+    num_workers: int = count(4, "Processes that load data; 0 loads in the main one.", minimum=0)
+    streaming: bool = Field(False, description="Read shards as they are needed, not all at first.")
+    buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
+    set_size: int | None = count(
+        None, "Cells that attend to one another; null makes the whole batch one set."
+    )
+    set_draw: Literal["random", "slice", "patch"] = Field(
+        "random",
+        description="Cells of a set: at random across slices, of one slice, or a contiguous patch.",
+    )
+    verify_checksums: bool = Field(True, description="Compare each shard with its sha256.")
+
+
+class DataConfig(Section):
+    """Where the data is and how it is read."""
+
+    processed_data_dir: str = text("./processed", "Folder that `preprocess` wrote.")
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    loading: LoadingConfig = LoadingConfig()
+
+
+class SimulationConfig(Section):
+    """The synthetic tissue."""
+
+    cells: int = count(2000, "Cells in each slice.")
+    slices: int = count(4, "Slices cut from the body.")
+    genes: int = Field(
+        200, ge=20, le=LARGEST_COUNT, description="Genes of the whole panel; at least 20."
+    )
+    dims: Literal[2, 3] = Field(
+        2, description="Thin sections with in-plane coordinates, or slabs with 3D coordinates."
+    )
+    panel_share: float = Field(
+        1.0, gt=0, le=1, description="Share of the genes that each slice measures, drawn per slice."
+    )

@@ -1,0 +1,29 @@
+"""What a group of settings is: strict, frozen, and described field by field."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LARGEST_COUNT = 2**53  # the largest range in which every whole number is also exact as a float
+RATIO_ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
+
+
+def count(default: int | None, description: str, minimum: int = 1, **extra: Any) -> Any:
+    """Describe a field that holds a whole number of at least `minimum`."""
+    return Field(default, ge=minimum, le=LARGEST_COUNT, description=description, **extra)
+
+
+def share(default: float, description: str) -> Any:
+    """Describe a field that holds a share: a number from 0 to 1."""
+    return Field(default, ge=0, le=1, description=description)
+
+
+def text(default: str | None, description: str, **extra: Any) -> Any:
+    """Describe a field that holds a text that is not empty."""
+    return Field(default, min_length=1, description=description, **extra)
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys, loose types, infinities and later changes are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
