@@ -4,7 +4,7 @@
 features hidden for masked diffusion, and the books of the routers. It knows no noise and no loss.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -95,7 +95,7 @@ class Model(nn.Module):
         self.unseen_share = nn.Linear(2, d_model, bias=False)
 
     @classmethod
-    def from_config(cls, config: Config, num_genes: int | None = None) -> Self:
+    def from_config(cls, config: Config, num_genes: int | None = None) -> "Model":
         """Build the model that a configuration describes.
 
         Parameters

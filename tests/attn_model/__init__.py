@@ -1,0 +1,1 @@
+"""Tests of the network, and the naive versions they compare it with."""
