@@ -201,6 +201,10 @@ class LossConfig(Section):
 
     lambda_expression: float = Field(1.0, ge=0, description="Weight of the expression loss.")
     lambda_position: float = Field(1.0, ge=0, description="Weight of the position loss.")
+    position: Literal["distance", "aligned", "both"] = Field(
+        "distance", description="Error of distances, of places after rigid alignment, or their sum."
+    )
+    reflection: bool = Field(True, description="Allow mirror images when aligning.")
 
 
 class DeepSpeedConfig(Section):

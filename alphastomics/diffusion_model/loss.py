@@ -1,0 +1,177 @@
+"""The loss: predicted and true cells enter, named terms leave.
+
+Expression: mean over real cells and measured genes of (x - x')^2. Position: mean over pairs of real
+cells of the squared error of their distance, or, by setting, mean over real cells of the squared
+distance to the truth after rigid alignment; both ignore rotation and translation. Masked
+reconstruction: on hidden entries alone, against the clean values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from alphastomics.config import LossConfig, MaskingConfig
+from alphastomics.diffusion_model.alignment import aligned
+from alphastomics.diffusion_model.distance import distance_loss
+from alphastomics.diffusion_model.noise import centered
+
+
+class LossTerms(NamedTuple):
+    """The terms of the loss, unweighted, and their weighted sum `total`."""
+
+    total: Tensor
+    expression: Tensor
+    position: Tensor
+    masked: Tensor
+    balance: Tensor
+
+
+class Cells(NamedTuple):
+    """Expression (B, N, G) and positions (B, N, 3), predicted or true."""
+
+    expression: Tensor
+    position: Tensor
+
+
+class Entries(NamedTuple):
+    """Which entries count: real cells (B, N), measured genes (B, N, G) and what was noised.
+
+    `noised` (B, 2) says for each set whether its expression and its position were noised: a
+    modality that is given needs no prediction. `hidden_*` are the entries of masked diffusion.
+    """
+
+    node_mask: Tensor
+    gene_mask: Tensor | None = None
+    noised: Tensor | None = None
+    hidden_expression: Tensor | None = None
+    hidden_position: Tensor | None = None
+
+
+def squared_error(
+    predicted: Float[Tensor, "*shape"], true: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """(x - x')^2, in the precision of the truth: a prediction in bf16 has too few digits."""
+    return (predicted.to(true.dtype) - true).square()
+
+
+def mean_over(error: Float[Tensor, "..."], counted: Bool[Tensor, "..."]) -> Float[Tensor, ""]:
+    """Mean of the counted entries; 0 when there is none."""
+    counted = counted.expand_as(error)
+    # where, not a product: a non-finite entry that does not count must not become NaN.
+    total = torch.where(counted, error, torch.zeros_like(error)).sum()
+    return total / counted.sum().clamp(min=1)
+
+
+def aligned_loss(
+    predicted: Float[Tensor, "B N 3"],
+    true: Float[Tensor, "B N 3"],
+    node_mask: Bool[Tensor, "B N"],
+    *,
+    reflection: bool,
+) -> Float[Tensor, ""]:
+    """Mean over real cells of the squared distance to the truth, turned onto the prediction.
+
+    The rotation is the best one, so that its own derivative adds nothing to the gradient.
+    """
+    target = aligned(true, predicted, node_mask, reflection=reflection)
+    error = (centered(predicted, node_mask) - target).square().sum(-1)
+    return mean_over(error, node_mask)
+
+
+class DualModalLoss(nn.Module):
+    """Loss of expression and position together.
+
+    Parameters
+    ----------
+    lambda_expression, lambda_position, lambda_masked_reconstruction
+        Weights of the terms.
+    position_loss
+        `distance`: squared error of distances; `aligned`: squared error after rigid alignment;
+        `both`: their sum.
+    reflection
+        Allow mirror images when aligning.
+    """
+
+    def __init__(
+        self,
+        lambda_expression: float = LossConfig().lambda_expression,
+        lambda_position: float = LossConfig().lambda_position,
+        lambda_masked_reconstruction: float = MaskingConfig().reconstruction_weight,
+        position_loss: str = LossConfig().position,
+        *,
+        reflection: bool = LossConfig().reflection,
+    ) -> None:
+        super().__init__()
+        self.lambda_expression = lambda_expression
+        self.lambda_position = lambda_position
+        self.lambda_masked_reconstruction = lambda_masked_reconstruction
+        self.position_loss, self.reflection = position_loss, reflection
+
+    def forward(
+        self, predicted: Cells, true: Cells, entries: Entries, penalty: Tensor | None = None
+    ) -> LossTerms:
+        """Score a prediction.
+
+        Parameters
+        ----------
+        predicted, true
+            The cells.
+        entries
+            Which entries count.
+        penalty
+            The routers' weighted balance loss, added to the total as it is.
+        """
+        expression = self.expression_term(predicted, true, entries)
+        position = self.position_term(predicted, true, entries)
+        masked = self.masked_term(predicted, true, entries)
+        balance = expression.new_zeros(()) if penalty is None else penalty
+        total = (
+            self.lambda_expression * expression
+            + self.lambda_position * position
+            + self.lambda_masked_reconstruction * masked
+            + balance
+        )
+        return LossTerms(total, expression, position, masked, balance)
+
+    def expression_term(self, predicted: Cells, true: Cells, entries: Entries) -> Tensor:
+        """Mean over real cells, measured genes and noised sets of the squared error."""
+        counted = _counted_genes(entries, true.expression)
+        if entries.noised is not None:
+            counted = counted & entries.noised[:, 0, None, None]
+        return mean_over(squared_error(predicted.expression, true.expression), counted)
+
+    def position_term(self, predicted: Cells, true: Cells, entries: Entries) -> Tensor:
+        """Error of the positions of noised sets, whatever the frame."""
+        real = entries.node_mask
+        if entries.noised is not None:
+            real = real & entries.noised[:, 1, None]
+        term = true.position.new_zeros(())
+        if self.position_loss in ("distance", "both"):
+            term = term + distance_loss(predicted.position, true.position, real)
+        if self.position_loss in ("aligned", "both"):
+            term = term + aligned_loss(
+                predicted.position, true.position, real, reflection=self.reflection
+            )
+        return term
+
+    def masked_term(self, predicted: Cells, true: Cells, entries: Entries) -> Tensor:
+        """Squared error of the hidden entries alone, against the clean values."""
+        term = true.position.new_zeros(())
+        if entries.hidden_expression is not None:
+            hidden = entries.hidden_expression & _counted_genes(entries, true.expression)
+            term = term + mean_over(squared_error(predicted.expression, true.expression), hidden)
+        if entries.hidden_position is not None:
+            # In the prediction's frame: the loss must not ask for a frame that noise has erased.
+            real = entries.node_mask
+            target = aligned(true.position, predicted.position, real, reflection=self.reflection)
+            error = squared_error(centered(predicted.position, real), target)
+            term = term + mean_over(error, entries.hidden_position & real[..., None])
+        return term
+
+
+def _counted_genes(entries: Entries, like: Tensor) -> Tensor:
+    """Entries of real cells and measured genes."""
+    counted = entries.node_mask[..., None].expand_as(like)
+    return counted if entries.gene_mask is None else counted & entries.gene_mask

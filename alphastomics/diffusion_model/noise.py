@@ -1,0 +1,167 @@
+"""Forward and reverse process: clean cells and noise enter, noised cells leave, and the way back.
+
+Variance-preserving diffusion, z_t = alpha_t x0 + sigma_t eps, with the cosine schedule of Nichol &
+Dhariwal (2021, eq. 17). The exponent nu bends the clock of each modality (Vignac et al. 2023), and
+each has its own time: a condition is a modality at time 0.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from alphastomics.config import DiffusionConfig, Mode
+
+OFFSET = 0.008  # s of eq. 17: keeps the first steps from being too small to matter
+
+
+class Steps(NamedTuple):
+    """Factors of one reverse step: z_s = on_noisy z_t + on_clean x0 + spread eps."""
+
+    on_noisy: Tensor
+    on_clean: Tensor
+    spread: Tensor
+
+
+def cosine_alpha_bar(u: Float[Tensor, "*batch"], nu: float) -> Float[Tensor, "*batch"]:
+    """Signal power left at time u in [0, 1]: eq. 17, on the clock u^nu; 1 at u = 0, 0 at u = 1."""
+
+    def f(clock: Tensor) -> Tensor:
+        return torch.cos((clock + OFFSET) / (1 + OFFSET) * math.pi / 2) ** 2
+
+    power = f(u.double() ** nu) / f(torch.zeros_like(u, dtype=torch.float64))
+    # cos(pi / 2) is 6e-17 in binary: at u = 1 nothing of the signal is left.
+    return torch.where(u >= 1, torch.zeros_like(power), power).clamp(0, 1)
+
+
+def centered_noise(
+    shape: tuple[int, ...],
+    node_mask: Bool[Tensor, "B N"],
+    generator: Generator | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "B N 3"]:
+    """Draw standard noise on the real cells whose mean over them is zero; padding gets zeros."""
+    noise = draw_noise(shape, node_mask, generator, dtype)
+    count = node_mask.sum(1).clamp(min=1)[:, None, None]
+    mean = noise.sum(1, keepdim=True) / count
+    return (noise - mean) * node_mask[..., None]
+
+
+def draw_noise(
+    shape: tuple[int, ...],
+    node_mask: Bool[Tensor, "B N"],
+    generator: Generator | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "B N F"]:
+    """Draw standard noise on the real cells; padding gets zeros.
+
+    A CPU generator draws on the CPU, so that one seed gives one result on every device.
+    """
+    device = node_mask.device if generator is None else generator.device
+    noise = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    return noise.to(node_mask.device) * node_mask[..., None]
+
+
+def centered(
+    position: Float[Tensor, "B N 3"], node_mask: Bool[Tensor, "B N"]
+) -> Float[Tensor, "B N 3"]:
+    """Move each set's mean over its real cells to the origin; padding becomes zero."""
+    weight = node_mask[..., None].to(position.dtype)
+    mean = (position * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1)
+    return (position - mean) * weight
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """The schedule of both modalities.
+
+    Parameters
+    ----------
+    settings
+        Number of timesteps and the exponents of the clocks.
+    """
+
+    settings: DiffusionConfig
+
+    @property
+    def num_timesteps(self) -> int:
+        """Return T."""
+        return self.settings.num_timesteps
+
+    def alpha_sigma(
+        self, t: Int[Tensor, "*batch"], nu: float
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """Signal and noise at time t: alpha^2 = alpha_bar, sigma^2 = 1 - alpha_bar."""
+        alpha_bar = cosine_alpha_bar(t.double() / self.num_timesteps, nu)
+        return alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
+
+    def noised(
+        self,
+        clean: Float[Tensor, "B N F"],
+        noise: Float[Tensor, "B N F"],
+        t: Int[Tensor, " B"],
+        nu: float,
+    ) -> Float[Tensor, "B N F"]:
+        """z_t = alpha_t x0 + sigma_t eps; at t = 0 the clean cells themselves."""
+        alpha, sigma = (factor.to(clean.dtype)[:, None, None] for factor in self.alpha_sigma(t, nu))
+        return alpha * clean + sigma * noise
+
+    def posterior(self, t: Int[Tensor, " B"], s: Int[Tensor, " B"], nu: float) -> Steps:
+        """Factors of q(z_s | z_t, x0) for s < t: exact, so that any steps compose to the schedule.
+
+        With alpha_ts = alpha_t / alpha_s and sigma_ts^2 = sigma_t^2 - alpha_ts^2 sigma_s^2:
+        on_noisy = alpha_ts sigma_s^2 / sigma_t^2, on_clean = alpha_s sigma_ts^2 / sigma_t^2,
+        spread^2 = sigma_ts^2 sigma_s^2 / sigma_t^2.
+        """
+        alpha_t, sigma_t = self.alpha_sigma(t, nu)
+        alpha_s, sigma_s = self.alpha_sigma(s, nu)
+        alpha_ts = alpha_t / alpha_s
+        power_ts = (sigma_t**2 - alpha_ts**2 * sigma_s**2).clamp(min=0)
+        return Steps(
+            alpha_ts * sigma_s**2 / sigma_t**2,
+            alpha_s * power_ts / sigma_t**2,
+            (power_ts * sigma_s**2 / sigma_t**2).sqrt(),
+        )
+
+    def draw_times(
+        self, num_sets: int, mode: Mode, generator: Generator | None, device: torch.device
+    ) -> Int[Tensor, "B 2"]:
+        """Draw the time of expression and of position for each set; 0 where a modality is given.
+
+        In `joint` training the sets fall into four kinds: the settings' `equal_time_share` has one
+        time for both, `condition_share` has one modality given (either with equal chance), and the
+        rest has two independent times. So one checkpoint serves all three modes.
+        """
+        draw_device = device if generator is None else generator.device
+        times = torch.randint(
+            1, self.num_timesteps + 1, (num_sets, 2), generator=generator, device=draw_device
+        )
+        if mode == "expr_to_pos":
+            times[:, 0] = 0
+        elif mode == "pos_to_expr":
+            times[:, 1] = 0
+        else:
+            kind = torch.rand(num_sets, generator=generator, device=draw_device)
+            equal = self.settings.equal_time_share
+            given = equal + self.settings.condition_share
+            times[:, 1] = torch.where(kind < equal, times[:, 0], times[:, 1])
+            middle = (equal + given) / 2
+            times[:, 0].masked_fill_((kind >= equal) & (kind < middle), 0)
+            times[:, 1].masked_fill_((kind >= middle) & (kind < given), 0)
+        return times.to(device)
+
+    def network_time(self, t: Int[Tensor, "B 2"], dtype: torch.dtype) -> Float[Tensor, "B 2"]:
+        """Return t / T, as the network takes it."""
+        return (t.double() / self.num_timesteps).to(dtype)
+
+
+def step_times(num_timesteps: int, num_steps: int) -> list[int]:
+    """Return num_steps + 1 times from T down to 0, as even as whole numbers allow.
+
+    Each neighbouring pair is one network call, so that `num_steps` steps are exactly that many.
+    """
+    assert 1 <= num_steps <= num_timesteps
+    return [(num_timesteps * (num_steps - step)) // num_steps for step in range(num_steps + 1)]

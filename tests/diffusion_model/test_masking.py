@@ -1,0 +1,75 @@
+"""Masking: the ratios asked for, the structure asked for, nothing else."""
+
+import pytest
+import torch
+
+from alphastomics.config import MaskingConfig
+from alphastomics.diffusion_model.masking import draw_hidden, grown_ratio
+
+BOTH = torch.ones(40, 2, dtype=torch.bool)
+
+
+def settings(**changes) -> MaskingConfig:
+    return MaskingConfig(enable=True, **changes)
+
+
+def hidden(config: MaskingConfig, noised=BOTH, step=0, seed=0, genes=37):
+    generator = torch.Generator().manual_seed(seed)
+    return draw_hidden(config, torch.zeros(len(noised), 50, genes), noised, step, generator)
+
+
+@pytest.mark.parametrize("strategy", ["random", "block", "structured"])
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.33, 0.5, 1.0])
+def test_the_share_of_hidden_entries_is_the_ratio(strategy: str, ratio: float):
+    config = settings(
+        mask_strategy=strategy, expression_mask_ratio=ratio, position_mask_ratio=ratio
+    )
+    draws = [hidden(config, seed=seed) for seed in range(10)]
+    for part in ("expression", "position"):
+        share = torch.stack([getattr(draw, part).double().mean() for draw in draws]).mean()
+        assert float(share) == pytest.approx(ratio, abs=0.02)
+
+
+def test_random_hides_entries_independently():
+    mask = hidden(settings(), genes=2).expression.double().flatten(0, 1)
+    assert abs(float(torch.corrcoef(mask.T)[0, 1])) < 0.08
+
+
+def test_block_hides_one_run_of_each_cell_round_the_end():
+    mask = hidden(settings(mask_strategy="block")).expression
+    edges = (mask != mask.roll(1, dims=-1)).sum(-1)
+    assert (edges == 2).all()
+    lengths = mask.sum(-1)
+    assert lengths.min() >= 11
+    assert lengths.max() <= 12
+    # Every gene is hidden as often as every other.
+    share = mask.double().mean((0, 1))
+    assert float(share.max() - share.min()) < 0.1
+
+
+def test_structured_hides_genes_of_a_set_and_positions_of_a_cell():
+    draw = hidden(settings(mask_strategy="structured"))
+    assert (draw.expression == draw.expression[:, :1]).all()
+    assert (draw.position == draw.position[..., :1]).all()
+    assert len({tuple(row.tolist()) for row in draw.expression[:, 0]}) > 30
+
+
+def test_a_given_modality_is_never_hidden():
+    noised = torch.tensor([[True, False], [False, True]])
+    draw = hidden(settings(expression_mask_ratio=1.0, position_mask_ratio=1.0), noised)
+    assert draw.expression.all((1, 2)).tolist() == [True, False]
+    assert draw.position.all((1, 2)).tolist() == [False, True]
+    assert not draw.expression[1].any()
+
+
+def test_masking_probability_is_the_share_of_steps_that_mask():
+    config = settings(masking_probability=0.3)
+    masked = [hidden(config, seed=seed).expression is not None for seed in range(400)]
+    assert sum(masked) / 400 == pytest.approx(0.3, abs=0.07)
+    assert hidden(MaskingConfig(enable=False)).expression is None
+
+
+def test_progressive_masking_grows_from_nothing_to_the_ratio():
+    config = settings(progressive_masking=True, progressive_steps=100)
+    assert [grown_ratio(0.3, config, step) for step in (0, 50, 100, 500)] == [0, 0.15, 0.3, 0.3]
+    assert not hidden(config, step=0).expression.any()
