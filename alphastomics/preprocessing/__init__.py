@@ -1,0 +1,1 @@
+"""From h5ad slices to Parquet shards to batches."""

@@ -1,0 +1,197 @@
+"""The outputs of stage 1, read back and merged: folders enter, one common view leaves.
+
+Slices, parts and cell types of several datasets are numbered through; everything that must agree
+between them is checked.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from alphastomics.errors import InputError
+from alphastomics.files import sha256_of
+from alphastomics.preprocessing.genes import require_same, union_of
+from alphastomics.preprocessing.parts import read_arrays
+from alphastomics.preprocessing.resume import load
+from alphastomics.preprocessing.schema import INTERMEDIATE_FOLDER
+from alphastomics.preprocessing.stage1 import DATASET_FILE, STATISTICS_FILE
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of one dataset, in the numbers of the merged view."""
+
+    path: Path
+    sha256: str
+    cells: int
+    entries: int
+    runs: tuple[tuple[int, int, int], ...]
+    """(slice, first cell in the slice, cells) of its rows."""
+    cell_type_numbers: tuple[int, ...]
+    """The merged number of each of its dataset's cell types."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """All datasets together."""
+
+    folders: tuple[Path, ...]
+    names: tuple[str, ...]
+    requests: tuple[dict[str, Any], ...]
+    digests: tuple[str, ...]
+    genes: tuple[str, ...]
+    cell_types: tuple[str, ...] | None
+    slices: tuple[dict[str, Any], ...]
+    panels: tuple[tuple[int, ...], ...]
+    parts: tuple[Part, ...]
+    log_normalize: bool
+    scale: bool
+
+    @property
+    def slice_sizes(self) -> tuple[int, ...]:
+        """Count the cells of each slice."""
+        return tuple(record["cells"] for record in self.slices)
+
+
+def find_dataset(folder: Path) -> Path:
+    """Return the folder with stage 1's output: the one given, or the one inside it."""
+    for candidate in (folder, folder / INTERMEDIATE_FOLDER):
+        if (candidate / DATASET_FILE).is_file():
+            return candidate
+    raise InputError(
+        f"{folder}: there is no {DATASET_FILE}: it is not the output of a finished stage1; run "
+        "`alphastomics stage1 --output_dir` with this folder first"
+    )
+
+
+def merge(folders: list[Path]) -> Merged:
+    """Read the outputs of stage 1 and number everything through."""
+    if not folders:
+        raise InputError("--input_dirs: name at least one folder that stage1 wrote")
+    places = [find_dataset(folder) for folder in folders]
+    if len({place.resolve() for place in places}) < len(places):
+        raise InputError("--input_dirs: a folder is named twice, so its cells would be repeated")
+    datasets = [load(place / DATASET_FILE) for place in places]
+    if any(dataset is None for dataset in datasets):
+        broken = places[datasets.index(None)]
+        raise InputError(f"{broken / DATASET_FILE}: is damaged: run stage1 again with --overwrite")
+    for place, dataset in zip(places, datasets, strict=True):
+        require_same(datasets[0]["genes"], dataset["genes"], str(folders[0]), str(place))
+    first = datasets[0]["request"]["flags"]
+    _check_flags(places, datasets)
+    _warn_of_repeated_files(datasets)
+    types = _cell_types(datasets)
+    return Merged(
+        folders=tuple(places),
+        names=tuple(dataset["name"] for dataset in datasets),
+        requests=tuple(dataset["request"] for dataset in datasets),
+        digests=tuple(sha256_of(place / DATASET_FILE) for place in places),
+        genes=tuple(datasets[0]["genes"]),
+        cell_types=types,
+        slices=tuple(_slices(datasets)),
+        panels=tuple(_panels(datasets)),
+        parts=tuple(_parts(places, datasets, types or ())),
+        log_normalize=first["log_normalize"],
+        scale=first["scale"],
+    )
+
+
+def _check_flags(places: list[Path], datasets: list[Any]) -> None:
+    """Refuse to mix values that were normalised in different ways, or 2D with 3D unnoticed."""
+    first = datasets[0]["request"]["flags"]
+    for place, dataset in zip(places, datasets, strict=True):
+        flags = dataset["request"]["flags"]
+        for key in ("log_normalize", "scale"):
+            if flags[key] != first[key]:
+                raise InputError(
+                    f"{place}: {key} is {flags[key]}, but {first[key]} in {places[0]}: run stage1 "
+                    "on all datasets with the same normalisation"
+                )
+        if flags["position_is_3d"] != first["position_is_3d"]:
+            logger.warning(
+                "%s: 2D slices, whose z is made up, are merged with 3D ones: the two do not share "
+                "a frame",
+                place,
+            )
+
+
+def _warn_of_repeated_files(datasets: list[Any]) -> None:
+    seen: dict[str, str] = {}
+    for dataset in datasets:
+        for name, digest in dataset["request"]["inputs"].items():
+            here = f"{dataset['name']}/{name}"
+            if digest in seen:
+                logger.warning("%s and %s are the same file: cells repeat", seen[digest], here)
+            seen[digest] = here
+
+
+def _cell_types(datasets: list[Any]) -> tuple[str, ...] | None:
+    named = [dataset["cell_types"] for dataset in datasets if dataset["cell_types"] is not None]
+    return tuple(union_of(named)) if named else None
+
+
+def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
+    """Give the slices their merged numbers, z and names, which are made unique."""
+    uses = Counter(record["name"] for dataset in datasets for record in dataset["slices"])
+    merged: list[dict[str, Any]] = []
+    first_panel, highest = 0, None
+    for number, dataset in enumerate(datasets):
+        heights = _heights(dataset, highest)
+        for record, z in zip(dataset["slices"], heights, strict=True):
+            name = record["name"]
+            if uses[name] > 1:
+                name = f"{number}:{dataset['name']}:{name}"
+            panel = first_panel + record["panel"]
+            merged.append({**record, "name": name, "dataset": number, "z": z, "panel": panel})
+        highest = highest if heights[-1] is None else heights[-1]
+        first_panel += len(dataset["panels"])
+    return merged
+
+
+def _heights(dataset: Any, highest: float | None) -> list[float | None]:
+    """Return the z of a dataset's slices: made-up ones go on, a spacing above the last so far."""
+    flags = dataset["request"]["flags"]
+    if flags["position_is_3d"]:
+        return [None] * len(dataset["slices"])
+    spacing = flags["z_spacing"]
+    steps = 0 if highest is None else highest / spacing + 1
+    return [(steps + i) * spacing for i in range(len(dataset["slices"]))]
+
+
+def _panels(datasets: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(panel) for dataset in datasets for panel in dataset["panels"]]
+
+
+def _parts(places: list[Path], datasets: list[Any], types: tuple[str, ...]) -> list[Part]:
+    parts = []
+    first_slice = 0
+    number_of = {name: number for number, name in enumerate(types)}
+    for place, dataset in zip(places, datasets, strict=True):
+        numbers = tuple(number_of[name] for name in dataset["cell_types"] or ())
+        for part in dataset["parts"]:
+            runs = tuple((first_slice + run[0], run[1], run[2]) for run in part["runs"])
+            path = place / part["file"]
+            parts.append(Part(path, part["sha256"], part["cells"], part["entries"], runs, numbers))
+        first_slice += len(dataset["slices"])
+    return parts
+
+
+def scaling_of(merged: Merged) -> dict[str, Float64[np.ndarray, "S G"]]:
+    """Return every slice's mean and deviation; 0 and 1 for genes it did not measure."""
+    arrays = []
+    for folder in merged.folders:
+        expected = load(folder / DATASET_FILE)["statistics_sha256"]
+        if sha256_of(folder / STATISTICS_FILE) != expected:
+            raise InputError(
+                f"{folder / STATISTICS_FILE}: is not what stage1 wrote (sha256 differs): run "
+                "stage1 again with --overwrite"
+            )
+        arrays.append(read_arrays(folder / STATISTICS_FILE))
+    return {key: np.concatenate([found[key] for found in arrays]) for key in ("mean", "std")}

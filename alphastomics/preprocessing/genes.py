@@ -1,0 +1,150 @@
+"""Gene names: the lists of files and of the user enter; one common list and alignments leave."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+from scipy.sparse import csr_array
+
+from alphastomics.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 3  # names shown of a long list in a message
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How a file's columns map onto the gene list.
+
+    Parameters
+    ----------
+    columns
+        Columns of the file that are kept, in the order of the gene list.
+    targets
+        The place in the gene list of each kept column; rising.
+    num_genes
+        Length of the gene list.
+    """
+
+    columns: Int64[np.ndarray, " K"]
+    targets: Int64[np.ndarray, " K"]
+    num_genes: int
+
+    def apply(self, values: csr_array) -> csr_array:
+        """Drop the genes that are not listed and move the others to their place."""
+        kept = values[:, self.columns]
+        kept.sort_indices()
+        indices = self.targets[kept.indices].astype(np.int32)
+        return csr_array((kept.data, indices, kept.indptr), shape=(kept.shape[0], self.num_genes))
+
+    def missing(self) -> list[int]:
+        """List the places of the gene list that the file did not measure."""
+        measured = np.zeros(self.num_genes, dtype=bool)
+        measured[self.targets] = True
+        return np.flatnonzero(~measured).tolist()
+
+
+def read_gene_list(path: Path) -> list[str]:
+    """Read one gene per line; blank lines are skipped, repeated genes refused."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: the gene list is not UTF-8 text: save it as plain text"
+        ) from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path}: is a folder: --gene_list_file must be a text file") from error
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such gene list: check --gene_list_file") from error
+    genes = [line.strip() for line in lines if line.strip()]
+    if not genes:
+        raise InputError(f"{path}: the gene list is empty: write one gene per line")
+    require_unique(genes, f"{path}: the gene list", "remove the repetitions")
+    return genes
+
+
+def require_unique(genes: Sequence[str], where: str, remedy: str) -> None:
+    """Refuse a list in which a gene stands twice."""
+    repeated = repetitions(genes)
+    if repeated:
+        raise InputError(
+            f"{where} has {len(repeated)} duplicate genes (first {shown(repeated)}): {remedy}"
+        )
+
+
+def repetitions(names: Iterable[str]) -> list[str]:
+    """List the names that occur more than once, in the order in which they are repeated."""
+    seen: set[str] = set()
+    repeated: dict[str, None] = {}
+    for name in names:
+        if name in seen:
+            repeated[name] = None
+        seen.add(name)
+    return list(repeated)
+
+
+def shown(names: Sequence[str]) -> str:
+    """Show the first few of many names."""
+    return ", ".join(repr(name) for name in names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+
+
+def hint_at_case(genes: Sequence[str]) -> None:
+    """Warn of names that differ in upper and lower case only: most likely one gene."""
+    repeated = set(repetitions(name.casefold() for name in genes))
+    if repeated:
+        alike = [name for name in genes if name.casefold() in repeated]
+        logger.warning(
+            "%d gene names differ from another in upper and lower case only (first %s): if they "
+            "are the same genes, spell them alike in all files",
+            len(alike),
+            shown(sorted(alike, key=str.casefold)),
+        )
+
+
+def union_of(gene_lists: Iterable[Sequence[str]]) -> list[str]:
+    """Return the sorted union."""
+    return sorted(set().union(*gene_lists))
+
+
+def align(found: Sequence[str], wanted: Sequence[str], path: Path) -> Alignment:
+    """Map a file's genes onto the list; a file that shares none is refused."""
+    column = {name: number for number, name in enumerate(found)}
+    targets = [place for place, name in enumerate(wanted) if name in column]
+    if not targets:
+        folded = {name.casefold() for name in found}
+        same = sum(name.casefold() in folded for name in wanted)
+        hint = (
+            f"{same} agree when upper and lower case are ignored: spell them alike"
+            if same
+            else "if the file uses Ensembl ids, give the gene list in Ensembl ids too"
+        )
+        raise InputError(
+            f"{path}: none of the {len(wanted)} listed genes is in var_names (first listed "
+            f"{wanted[0]!r}, first found {found[0]!r}); {hint}"
+        )
+    columns = [column[wanted[place]] for place in targets]
+    return Alignment(np.array(columns), np.array(targets), len(wanted))
+
+
+def require_same(first: Sequence[str], second: Sequence[str], first_name: str, name: str) -> None:
+    """Refuse two datasets whose gene lists differ, and show where they part."""
+    if list(first) == list(second):
+        return
+    only = [sorted(set(first) - set(second)), sorted(set(second) - set(first))]
+    if only[0] or only[1]:
+        differ = f"only in the first: {shown(only[0]) or 'none'}; only in the second: " + (
+            shown(only[1]) or "none"
+        )
+    else:
+        place = next(
+            i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]
+        )
+        differ = f"the order differs from gene {place}: {first[place]!r} and {second[place]!r}"
+    raise InputError(
+        f"{name}: its gene list ({len(second)} genes) is not that of {first_name} ({len(first)} "
+        f"genes); {differ}. Run stage1 on all datasets with the same --gene_list_file"
+    )

@@ -1,0 +1,109 @@
+"""Expression values: raw counts enter, normalised and standardised values leave.
+
+The numbers are those of scanpy's `normalize_total(target_sum=1e4)`, `log1p` and `scale`. Mean and
+variance are gathered chunk by chunk (Chan, Golub & LeVeque 1983), never from a sum of squares,
+which loses all digits when the mean is large beside the spread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32
+from scipy.sparse import csr_array
+
+from alphastomics.preprocessing.schema import TARGET_SUM
+
+# Summing n equal numbers in float64 leaves a relative spread of about n x 1e-16: not a real one.
+CONSTANT_TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of each column."""
+
+    count: int
+    mean: Float64[np.ndarray, " C"]
+    squares: Float64[np.ndarray, " C"]
+
+
+def log_normalized(counts: csr_array) -> csr_array:
+    """Bring each cell to a total of 1e4 and take log(1 + x); a cell without counts stays zero."""
+    total = counts.sum(axis=1, dtype=np.float64)
+    divisor = np.where(total == 0, 1, total / TARGET_SUM)
+    per_entry = np.repeat(divisor.astype(np.float32), np.diff(counts.indptr))
+    return with_values(counts, np.log1p(counts.data / per_entry))
+
+
+def with_values(pattern: csr_array, values: np.ndarray) -> csr_array:
+    """Return a matrix with the same entries filled, but with other values."""
+    return csr_array((values, pattern.indices, pattern.indptr), shape=pattern.shape)
+
+
+def moments_of_sparse(values: csr_array) -> Moments:
+    """Gather the moments of each gene in a chunk: two passes over the entries, none over zeros."""
+    cells, genes = values.shape
+    filled = np.bincount(values.indices, minlength=genes)
+    data = values.data.astype(np.float64)
+    mean = np.bincount(values.indices, weights=data, minlength=genes) / max(cells, 1)
+    deviation = data - mean[values.indices]
+    squares = np.bincount(values.indices, weights=deviation**2, minlength=genes)
+    return Moments(cells, mean, squares + (cells - filled) * mean**2)
+
+
+def moments_of_dense(values: Float32[np.ndarray, "N C"]) -> Moments:
+    """Gather the moments of each column."""
+    wide = values.astype(np.float64)
+    mean = wide.sum(axis=0) / max(len(wide), 1)
+    return Moments(len(wide), mean, ((wide - mean) ** 2).sum(axis=0))
+
+
+def merged(first: Moments, second: Moments) -> Moments:
+    """Join the moments of two parts: eq. 2.1 of Chan, Golub & LeVeque (1983)."""
+    count = first.count + second.count
+    if count == 0:
+        return first
+    delta = second.mean - first.mean
+    share = second.count / count
+    return Moments(
+        count,
+        first.mean + delta * share,
+        first.squares + second.squares + delta**2 * (first.count * share),
+    )
+
+
+def standard_deviation(moments: Moments) -> Float64[np.ndarray, " C"]:
+    """Return the unbiased deviation (n - 1), with 1 for a constant gene as scanpy has it."""
+    deviation = np.sqrt(moments.squares / max(moments.count - 1, 1))
+    constant = deviation <= CONSTANT_TOLERANCE * np.abs(moments.mean)
+    return np.where(constant, 1.0, deviation)
+
+
+def standardized(
+    values: csr_array, mean: Float64[np.ndarray, " G"], std: Float64[np.ndarray, " G"]
+) -> csr_array:
+    """Standardise the entries of one slice that are filled; `absent` has the others' value."""
+    # float64: with a mean of 1e4 spreads, float32 would already lose the third digit.
+    scaled = (values.data - mean[values.indices]) / std[values.indices]
+    return with_values(values, scaled.astype(np.float32))
+
+
+def absent(
+    mean: Float64[np.ndarray, "... G"], std: Float64[np.ndarray, "... G"]
+) -> Float32[np.ndarray, "... G"]:
+    """Return the standardised value of zero, which is what an entry that is not stored means."""
+    return ((0.0 - mean) / std).astype(np.float32)
+
+
+def densified(
+    values: csr_array,
+    slice_id: Int32[np.ndarray, " N"],
+    absent_value: Float32[np.ndarray, "S G"] | None,
+) -> Float32[np.ndarray, "N G"]:
+    """Spread stored entries out to vectors; the rest takes its slice's absent value, or 0."""
+    if absent_value is None:
+        return values.toarray()
+    dense = np.take(absent_value, slice_id, axis=0)
+    cells, genes = values.shape
+    row_start = np.repeat(np.arange(cells, dtype=np.int64) * genes, np.diff(values.indptr))
+    dense.reshape(-1)[row_start + values.indices] = values.data
+    return dense

@@ -1,0 +1,176 @@
+"""Cells between the stages: tables of cells enter, Arrow files leave, and back.
+
+A *part* is one Arrow IPC file of normalised cells in sparse form. Stage 1 writes one for each chunk
+of a file; stage 2 sorts each into record batches by the bucket that they go to.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Int32, Int64
+from scipy.sparse import csr_array, vstack
+
+from alphastomics.files import replacing
+from alphastomics.preprocessing.schema import vector_of
+
+BUCKETS_KEY = b"buckets"
+WORK_BYTES = 48 << 20  # what a chunk of cells may take, counted once; a few copies are alive
+
+PART_SCHEMA = pa.schema(
+    {
+        "gene_index": vector_of(pa.int32()),
+        "gene_value": vector_of(pa.float32()),
+        "position": vector_of(pa.float32()),
+        "cell_type": pa.int32(),
+        "slice_id": pa.int32(),
+        "cell_id": pa.int64(),
+        "obs_name": pa.string(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table of cells; `cell_type` is -1 where there is none."""
+
+    values: csr_array
+    position: Float32[np.ndarray, "N 3"]
+    cell_type: Int32[np.ndarray, " N"]
+    slice_id: Int32[np.ndarray, " N"]
+    cell_id: Int64[np.ndarray, " N"]
+    obs_name: pa.StringArray
+
+    def __len__(self) -> int:
+        """Count the cells."""
+        return len(self.cell_id)
+
+    def take(self, rows: Int64[np.ndarray, " M"]) -> "Cells":
+        """Return these rows in this order."""
+        return Cells(
+            self.values[rows],
+            self.position[rows],
+            self.cell_type[rows],
+            self.slice_id[rows],
+            self.cell_id[rows],
+            self.obs_name.take(pa.array(rows)),
+        )
+
+
+def joined(tables: Sequence[Cells]) -> Cells:
+    """Put tables one below the other."""
+    return Cells(
+        vstack([table.values for table in tables], format="csr"),
+        np.concatenate([table.position for table in tables]),
+        np.concatenate([table.cell_type for table in tables]),
+        np.concatenate([table.slice_id for table in tables]),
+        np.concatenate([table.cell_id for table in tables]),
+        pa.concat_arrays([table.obs_name for table in tables]),
+    )
+
+
+def rows_that_fit(max_rows: int, bytes_per_row: float) -> int:
+    """Return how many rows to hold at a time: what the user allows, and no more than fits."""
+    return max(1, min(max_rows, int(WORK_BYTES / max(bytes_per_row, 1))))
+
+
+def vectors(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
+    """Return a column of vectors that are cut from `values` at `offsets`."""
+    flat = pa.array(values)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat, vector_of(flat.type))
+
+
+def equal_vectors(values: np.ndarray) -> pa.ListArray:
+    """Return a column of vectors of one length: the rows of a matrix."""
+    rows, width = values.shape
+    return vectors(values.reshape(-1), np.arange(rows + 1) * width)
+
+
+def to_batch(cells: Cells) -> pa.RecordBatch:
+    """Turn a table of cells into Arrow."""
+    values = cells.values
+    columns = [
+        vectors(values.indices.astype(np.int32, copy=False), values.indptr),
+        vectors(values.data, values.indptr),
+        equal_vectors(cells.position),
+        pa.array(cells.cell_type),
+        pa.array(cells.slice_id),
+        pa.array(cells.cell_id),
+        cells.obs_name,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PART_SCHEMA)
+
+
+def from_batch(batch: pa.RecordBatch, num_genes: int) -> Cells:
+    """Turn Arrow back into a table of cells, without copying its numbers."""
+    index, value = batch["gene_index"], batch["gene_value"]
+    entries = (value.flatten().to_numpy(), index.flatten().to_numpy(), index.offsets.to_numpy())
+    return Cells(
+        csr_array(entries, shape=(len(batch), num_genes)),
+        batch["position"].flatten().to_numpy().reshape(-1, 3),
+        batch["cell_type"].to_numpy(),
+        batch["slice_id"].to_numpy(),
+        batch["cell_id"].to_numpy(),
+        batch["obs_name"],
+    )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of the file system, such as a full disk, the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+
+
+def write_part(path: Path, batches: dict[int, pa.RecordBatch]) -> None:
+    """Write record batches under their bucket numbers, complete or not at all."""
+    numbers = json.dumps(list(batches)).encode()
+    schema = PART_SCHEMA.with_metadata({BUCKETS_KEY: numbers})
+    with (
+        naming(path),
+        replacing(path) as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as writer,
+    ):
+        for batch in batches.values():
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+
+
+def read_part(content: bytes, num_genes: int) -> Cells:
+    """Read a part of one record batch from the bytes of its file."""
+    with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+        return from_batch(reader.get_batch(0), num_genes)
+
+
+def read_bucket(path: Path, bucket: int, num_genes: int) -> Cells | None:
+    """Read the cells of one bucket from a sorted part; None where it has none."""
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+        numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
+        if bucket not in numbers:
+            return None
+        return from_batch(reader.get_batch(numbers.index(bucket)), num_genes)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write an .npz, complete or not at all, with the same bytes every time."""
+    # Through memory: numpy's own writing to a full disk raises an error without a number or name.
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    with naming(path), replacing(path) as partial:
+        partial.write_bytes(buffer.getbuffer())
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """Read an .npz of plain numbers."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)

@@ -1,0 +1,170 @@
+"""The processed folder on disk: its names, the columns of a shard, and what metadata.json holds.
+
+Plain text enters, a checked `Metadata` leaves. Writers and readers both go through these classes,
+so that the format is written down once.
+"""
+
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from alphastomics.errors import InputError
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "validation", "test")
+DATA_FOLDER = "data"
+METADATA_FILE = "metadata.json"
+SCALING_FILE = "scaling.npz"
+INTERMEDIATE_FOLDER = "_intermediate_slices"
+TARGET_SUM = 1e4  # the contract's total of a normalised cell
+
+ABSENT_VALUE = (
+    "a gene that gene_index does not list has the value (0 - mean) / std of its slice, from "
+    f"{SCALING_FILE}, when scale is true, and 0 otherwise"
+)
+
+
+class Record(BaseModel):
+    """A part of metadata.json: unknown keys and loose types are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ShardRecord(Record):
+    """One Parquet file."""
+
+    file: str
+    cells: int
+    bytes: int
+    sha256: str
+    row_groups: list[int]
+    """Cells of each row group, so that readers can plan without opening the file."""
+    slices: list[tuple[int, int]] | None
+    """Layout `slice`: (slice, cells) runs in the order of the rows; null in layout `shuffled`."""
+
+
+class SplitRecord(Record):
+    """One of train, validation and test."""
+
+    cells: int
+    shards: list[ShardRecord]
+
+
+class SliceRecord(Record):
+    """One tissue slice; its place in the list is the `slice_id` of its cells."""
+
+    name: str
+    dataset: int
+    file: str
+    cells: int
+    cells_per_split: dict[str, int]
+    panel: int
+    """Which of `panels` says what genes were measured."""
+    z: float | None
+    """The made-up z of a 2D slice; null where the file had three coordinates."""
+
+
+class Panel(Record):
+    """A set of measured genes, kept as its complement, which is short in most data."""
+
+    missing: list[int]
+
+
+class Normalization(Record):
+    """What was done to the expression values on disk."""
+
+    log_normalize: bool
+    target_sum: float | None
+    scale: bool
+    absent_value: str
+
+
+class PositionStatistics(Record):
+    """Where the training cells lie, in the user's own units.
+
+    `scale` is the root mean square of the coordinates about `center`, over the axes that vary: one
+    number, so that dividing by it keeps the aspect ratio. `within_slice_scale` is the same about
+    each slice's own centre.
+    """
+
+    center: list[float]
+    scale: float
+    within_slice_scale: float
+    minimum: list[float]
+    maximum: list[float]
+
+
+class Dataset(Record):
+    """One stage 1 folder that went in: its name, settings and the digests of its files."""
+
+    name: str
+    request: dict[str, Any]
+
+
+class Provenance(Record):
+    """Where the data came from."""
+
+    datasets: list[Dataset]
+    request: dict[str, Any]
+
+
+class Metadata(Record):
+    """All of metadata.json."""
+
+    format_version: Literal[1]
+    version: str
+    num_genes: int
+    genes: list[str]
+    cell_types: list[str] | None
+    layout: Literal["shuffled", "slice"]
+    storage: Literal["dense", "sparse"]
+    split_by: Literal["cell", "slice"]
+    normalization: Normalization
+    position_statistics: PositionStatistics | None
+    splits: dict[str, SplitRecord]
+    slices: list[SliceRecord]
+    panels: list[Panel]
+    scaling_sha256: str | None
+    provenance: Provenance
+
+
+def parse_metadata(text: str, where: str) -> Metadata:
+    """Read metadata.json; `where` names it in an error."""
+    try:
+        return Metadata.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(
+            f"{where}: {field}: {first['msg']}; it was not written by this version of "
+            "`alphastomics preprocess`, or was altered: preprocess again"
+        ) from error
+
+
+def shard_name(split: str, index: int, total: int) -> str:
+    """Name a shard: `train.parquet` when it is the only one, else `train-00000.parquet`, …."""
+    return f"{split}.parquet" if total == 1 else f"{split}-{index:05d}.parquet"
+
+
+def vector_of(value: pa.DataType) -> pa.DataType:
+    """Return the list type of a vector per cell; without nulls it reads twice as fast."""
+    return pa.list_(pa.field("element", value, nullable=False))
+
+
+def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
+    """List the columns of a shard."""
+    expression = (
+        {"expression": vector_of(pa.float32())}
+        if storage == "dense"
+        else {"gene_index": vector_of(pa.int32()), "gene_value": vector_of(pa.float32())}
+    )
+    columns = {
+        **expression,
+        "position": vector_of(pa.float32()),
+        **({"cell_type": pa.int32()} if with_cell_type else {}),
+        "slice_id": pa.int32(),
+        "cell_id": pa.int64(),
+        "obs_name": pa.string(),
+    }
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])

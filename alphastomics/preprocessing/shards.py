@@ -1,0 +1,271 @@
+"""The two acts of the external shuffle: parts enter, sorted parts leave; they enter, shards leave.
+
+First each part is sorted by the bucket that its cells go to; then each shard gathers its buckets
+from all parts, one at a time, permutes each and writes it. Memory holds a part or a bucket.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float32, Int64
+
+from alphastomics.errors import InputError
+from alphastomics.files import replacing, sha256_of
+from alphastomics.preprocessing.datasets import Part
+from alphastomics.preprocessing.normalize import (
+    Moments,
+    densified,
+    moments_of_dense,
+    standardized,
+)
+from alphastomics.preprocessing.parts import (
+    Cells,
+    equal_vectors,
+    joined,
+    naming,
+    read_bucket,
+    read_part,
+    to_batch,
+    vectors,
+    write_part,
+)
+from alphastomics.preprocessing.plan import (
+    Plan,
+    PlanRequest,
+    destinations,
+    make_plan,
+    order_in_bucket,
+)
+from alphastomics.preprocessing.resume import load, write_receipt
+from alphastomics.preprocessing.schema import SPLITS, shard_name, shard_schema
+
+ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
+LONGEST_ROW_GROUP = 8192
+TRAIN = SPLITS.index("train")
+
+plan_of = lru_cache(maxsize=1)(make_plan)
+
+
+@dataclass(frozen=True)
+class SortTask:
+    """A part to be sorted by bucket."""
+
+    part: Part
+    folder: Path
+    number: int
+    num_genes: int
+    plan: PlanRequest
+    scaling: Path | None
+    heights: tuple[float | None, ...]
+    """The made-up z of each slice; None where the file had one."""
+    first_cells: tuple[int, ...]
+    """The id of each slice's first cell."""
+
+    @property
+    def target(self) -> Path:
+        """Return where the sorted part goes."""
+        return self.folder / f"sorted-{self.number:06d}.arrow"
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """A shard to be written from sorted parts."""
+
+    split: int
+    shard: int
+    data_folder: Path
+    folder: Path
+    num_parts: int
+    num_genes: int
+    plan: PlanRequest
+    storage: str
+    with_cell_type: bool
+    row_group_rows: int
+    absent_value: Path | None
+    """The file with what an entry that is not stored stands for, by slice; None for 0."""
+
+
+def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int:
+    """Choose how many cells a row group holds, so that it is quick to read and not too small."""
+    bytes_per_cell = 4 * num_genes if storage == "dense" else 8 * entries_per_cell
+    return int(min(LONGEST_ROW_GROUP, max(64, ROW_GROUP_BYTES / max(bytes_per_cell, 1))))
+
+
+def sort_part(task: SortTask) -> dict[str, Any]:
+    """Standardise a part and sort it by bucket, unless that is done; return its receipt."""
+    done = task.target.with_suffix(".json")
+    receipt = load(done)
+    if receipt is not None and task.target.exists():
+        return dict(receipt)
+    cells = _renumbered(task, _standardized(task, _read(task.part, task.num_genes)))
+    plan = plan_of(task.plan)
+    bucket = np.concatenate(
+        [destinations(plan, number)[first : first + size] for number, first, size in task.part.runs]
+    )
+    order = np.argsort(bucket, kind="stable")
+    numbers, starts = np.unique(bucket[order], return_index=True)
+    batch = to_batch(cells.take(order))
+    stops = [*starts[1:].tolist(), len(order)]
+    pieces = zip(numbers.tolist(), starts.tolist(), stops, strict=True)
+    batches = {number: batch.slice(start, stop - start) for number, start, stop in pieces}
+    write_part(task.target, batches)
+    receipt = {"training_positions": _position_moments(cells, plan.split[bucket] == TRAIN)}
+    write_receipt(done, receipt)
+    return receipt
+
+
+def _read(part: Part, num_genes: int) -> Cells:
+    """Read one of stage 1's parts, and make sure that it is what stage 1 wrote."""
+    content = part.path.read_bytes()
+    if sha256_of(part.path) != part.sha256:
+        raise InputError(
+            f"{part.path}: is not what stage1 wrote (sha256 differs): run stage1 again with "
+            "--overwrite"
+        )
+    return read_part(content, num_genes)
+
+
+def _standardized(task: SortTask, cells: Cells) -> Cells:
+    """Standardise each slice's run of rows."""
+    if task.scaling is None:
+        return cells
+    mean = np.load(task.scaling.with_suffix(".mean.npy"), mmap_mode="r")
+    std = np.load(task.scaling.with_suffix(".std.npy"), mmap_mode="r")
+    edges = np.cumsum([0, *(size for _, _, size in task.part.runs)])
+    values = cells.values
+    data = np.empty_like(values.data)
+    for (number, _, _), start, stop in zip(task.part.runs, edges[:-1], edges[1:], strict=True):
+        first, last = values.indptr[start], values.indptr[stop]
+        run = values[start:stop]
+        data[first:last] = standardized(run, np.array(mean[number]), np.array(std[number])).data
+    values.data = data
+    return cells
+
+
+def _renumbered(task: SortTask, cells: Cells) -> Cells:
+    """Give slices, cells and cell types their merged numbers, and 2D slices their merged z."""
+    sizes = [size for _, _, size in task.part.runs]
+    numbers = np.array([number for number, _, _ in task.part.runs])
+    first_cells = np.array(task.first_cells)[numbers]
+    types = np.array([*task.part.cell_type_numbers, -1], dtype=np.int32)
+    heights = np.array([task.heights[number] for number in numbers], dtype=np.float32)  # None: nan
+    z = np.repeat(heights, sizes)
+    position = np.array(cells.position)
+    position[:, 2] = np.where(np.isnan(z), position[:, 2], z)
+    return Cells(
+        cells.values,
+        position,
+        types[cells.cell_type],
+        np.repeat(numbers, sizes).astype(np.int32),
+        cells.cell_id + np.repeat(first_cells, sizes),
+        cells.obs_name,
+    )
+
+
+def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
+    """Gather where the training cells of each slice lie."""
+    found = []
+    for number in np.unique(cells.slice_id[chosen]).tolist():
+        position = cells.position[chosen & (cells.slice_id == number)]
+        moments: Moments = moments_of_dense(position)
+        found.append(
+            {
+                "slice": number,
+                "count": moments.count,
+                "mean": moments.mean.tolist(),
+                "squares": moments.squares.tolist(),
+                "minimum": position.min(axis=0).tolist(),
+                "maximum": position.max(axis=0).tolist(),
+            }
+        )
+    return found
+
+
+def write_shard(task: ShardTask) -> dict[str, Any]:
+    """Write one shard, unless that is done; return its record for metadata.json."""
+    plan = plan_of(task.plan)
+    name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
+    path = task.data_folder / name
+    done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
+    receipt = load(done)
+    if receipt is not None and path.exists() and sha256_of(path) == receipt["sha256"]:
+        return dict(receipt)
+    groups: list[int] = []
+    with naming(path), replacing(path) as partial, _writer(partial, task) as writer:
+        for bucket in plan.buckets_of(task.split, task.shard):
+            cells = _gathered(task, plan, bucket)
+            for start in range(0, len(cells), task.row_group_rows):
+                rows = np.arange(start, min(start + task.row_group_rows, len(cells)))
+                writer.write_table(_table(task, cells.take(rows)))
+                groups.append(len(rows))
+    receipt = {
+        "file": f"{task.data_folder.name}/{name}",
+        "cells": sum(groups),
+        "bytes": path.stat().st_size,
+        "sha256": sha256_of(path),
+        "row_groups": groups,
+        "slices": _runs_of(plan, task) if task.plan.layout == "slice" else None,
+    }
+    write_receipt(done, receipt)
+    return receipt
+
+
+def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
+    # Dense values hardly compress and plain pages read fastest; sparse indices rise, so their
+    # differences are small and take a byte where the number would take four.
+    encoding = {"gene_index.list.element": "DELTA_BINARY_PACKED"}
+    return pq.ParquetWriter(
+        path,
+        shard_schema(task.storage, with_cell_type=task.with_cell_type),
+        compression="none",
+        use_dictionary=False,
+        column_encoding=encoding if task.storage == "sparse" else None,
+        write_page_checksum=True,
+        write_statistics=["slice_id", "cell_id"],
+    )
+
+
+def _gathered(task: ShardTask, plan: Plan, bucket: int) -> Cells:
+    """Collect a bucket's cells from all parts and bring them into their final order."""
+    paths = (task.folder / f"sorted-{number:06d}.arrow" for number in range(task.num_parts))
+    found = (read_bucket(path, bucket, task.num_genes) for path in paths)
+    cells = joined([table for table in found if table is not None])
+    by_id = np.argsort(cells.cell_id, kind="stable")
+    return cells.take(by_id[order_in_bucket(plan, bucket)])
+
+
+def _table(task: ShardTask, cells: Cells) -> pa.Table:
+    """Turn cells into the columns of a shard."""
+    values = cells.values
+    if task.storage == "sparse":
+        index = vectors(values.indices.astype(np.int32, copy=False), values.indptr)
+        expression = [index, vectors(values.data, values.indptr)]
+    else:
+        expression = [equal_vectors(densified(values, cells.slice_id, _absent_value(task)))]
+    columns = [
+        *expression,
+        equal_vectors(cells.position),
+        *([pa.array(cells.cell_type)] if task.with_cell_type else []),
+        pa.array(cells.slice_id),
+        pa.array(cells.cell_id),
+        cells.obs_name,
+    ]
+    schema = shard_schema(task.storage, with_cell_type=task.with_cell_type)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _absent_value(task: ShardTask) -> Float32[np.ndarray, "S G"] | None:
+    return None if task.absent_value is None else np.load(task.absent_value, mmap_mode="r")
+
+
+def _runs_of(plan: Plan, task: ShardTask) -> list[tuple[int, int]]:
+    """List (slice, cells) of a shard whose slices lie together."""
+    counts: Int64[np.ndarray, " S"] = plan.counts[plan.buckets_of(task.split, task.shard)].sum(
+        axis=0
+    )
+    return [(number, int(counts[number])) for number in np.flatnonzero(counts).tolist()]

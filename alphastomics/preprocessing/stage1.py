@@ -1,0 +1,325 @@
+"""Stage 1: AnnData slices enter; aligned, normalised cells and per-slice statistics leave.
+
+The unit of work is a chunk of rows of one file (chunks.py); the moments of a slice's genes are
+joined in the order of its chunks. Standardising needs the whole slice, so it is left to the reader
+of the parts: each file is read once.
+"""
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alphastomics import __version__
+from alphastomics.config import PreprocessingConfig
+from alphastomics.errors import InputError
+from alphastomics.files import sha256_of
+from alphastomics.preprocessing import genes as gene_names
+from alphastomics.preprocessing import resume
+from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
+from alphastomics.preprocessing.normalize import Moments, merged, standard_deviation
+from alphastomics.preprocessing.parts import read_arrays, write_arrays
+from alphastomics.preprocessing.survey import (
+    Survey,
+    SurveyTask,
+    digest_of,
+    find_inputs,
+    survey_file,
+)
+from alphastomics.preprocessing.tasks import Crew
+from alphastomics.preprocessing.transpose import TransposeTask, transpose
+from alphastomics.progress import track
+
+logger = logging.getLogger(__name__)
+
+DATASET_FILE = "dataset.json"
+STATISTICS_FILE = "statistics.npz"
+# Settings on which the bytes depend; the number of workers is not one of them.
+FLAGS = (
+    "scale",
+    "log_normalize",
+    "position_key",
+    "position_is_3d",
+    "z_spacing",
+    "cell_type_key",
+    "max_cells_per_file",
+)
+
+
+def request_of(
+    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, crew: Crew
+) -> dict[str, Any]:
+    """Gather all that the result depends on; input files count by their content."""
+    inputs = find_inputs(input_dir)
+    listed = None
+    if gene_list_file is not None:
+        gene_names.read_gene_list(gene_list_file)
+        listed = sha256_of(gene_list_file)
+    digests = crew.run(digest_of, list(inputs.values()), lambda _: None)
+    return {
+        "name": input_dir.resolve().name,
+        "inputs": dict(zip(inputs, digests, strict=True)),
+        "gene_list": listed,
+        "flags": {key: getattr(options, key) for key in FLAGS},
+    }
+
+
+def run(
+    options: PreprocessingConfig,
+    request: dict[str, Any],
+    input_dir: Path,
+    gene_list_file: Path | None,
+    folder: Path,
+    crew: Crew,
+    *,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """Bring a folder to the state that was asked for; return what dataset.json says."""
+    finished = resume.load(folder / DATASET_FILE)
+    begun = finished["request"] if finished else resume.load(folder / resume.REQUEST_FILE)
+    if begun is not None and not overwrite:
+        resume.require_same(begun, request, folder)
+        if finished and _is_whole(folder, finished):
+            _clear(folder)
+            return dict(finished)
+    elif begun is None and not overwrite and folder.exists() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder}: holds files that stage1 did not write: choose another --output_dir, or "
+            "give --overwrite to remove them"
+        )
+    surveys, genes = _look(options, input_dir, gene_list_file, crew)
+    if overwrite:
+        resume.remove(folder)
+    resume.make_folder(folder)
+    resume.remove_partial_files(folder)
+    with resume.undone_on_bad_input(folder):
+        resume.write_receipt(folder / resume.REQUEST_FILE, request)
+        dataset = _act(options, request, surveys, genes, folder, crew)
+    _clear(folder)
+    return dataset
+
+
+def _is_whole(folder: Path, dataset: dict[str, Any]) -> bool:
+    """Tell whether the parts are still as they were written."""
+    paths = {folder / part["file"]: part["sha256"] for part in dataset["parts"]}
+    paths[folder / STATISTICS_FILE] = dataset["statistics_sha256"]
+    return all(path.exists() and sha256_of(path) == digest for path, digest in paths.items())
+
+
+def _look(
+    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, crew: Crew
+) -> tuple[list[Survey], list[str]]:
+    """Survey all files and settle the gene list, before anything is written."""
+    tasks = [
+        SurveyTask(
+            path=path.resolve(),
+            name=name,
+            position_key=options.position_key,
+            position_is_3d=options.position_is_3d,
+            cell_type_key=options.cell_type_key,
+            max_cells=options.max_cells_per_file,
+        )
+        for name, path in find_inputs(input_dir).items()
+    ]
+    with track("stage 1, survey", len(tasks), "files") as advance:
+        surveys = crew.run(survey_file, tasks, lambda _: advance(1))
+    _check_cell_types(options, surveys)
+    genes = gene_names.union_of(survey.genes for survey in surveys)
+    gene_names.hint_at_case(genes)
+    if gene_list_file is not None:
+        genes = gene_names.read_gene_list(gene_list_file)
+    for survey in surveys:
+        gene_names.align(survey.genes, genes, survey.path)
+    return surveys, genes
+
+
+def _check_cell_types(options: PreprocessingConfig, surveys: list[Survey]) -> None:
+    key = options.cell_type_key
+    lacking = [survey.path for survey in surveys if survey.cell_types is None]
+    if key is not None and len(lacking) == len(surveys):
+        raise InputError(
+            f"{lacking[0]}: obs[{key!r}] is missing, in this and every other file: check "
+            "--cell_type_key"
+        )
+    if key is not None and lacking:
+        logger.warning(
+            "%d files have no obs[%r] (first %s): their cells get no cell type",
+            len(lacking),
+            key,
+            lacking[0],
+        )
+
+
+def _act(
+    options: PreprocessingConfig,
+    request: dict[str, Any],
+    surveys: list[Survey],
+    genes: list[str],
+    folder: Path,
+    crew: Crew,
+) -> dict[str, Any]:
+    """Write all parts, and then dataset.json."""
+    transposes, tasks = chunk_tasks(surveys, genes, options, folder.resolve())
+    crew.run(transpose, transposes, lambda _: None)
+    with track("stage 1", sum(survey.cells for survey in surveys), "cells") as advance:
+        receipts = crew.run(write_chunk, tasks, lambda task: advance(task.stop - task.start))
+    say_what_was_noted(tasks, receipts)
+    dataset = dataset_of(request, genes, surveys, tasks, receipts)
+    resume.write_receipt(folder / DATASET_FILE, dataset)
+    return dataset
+
+
+def _clear(folder: Path) -> None:
+    """Remove what only the work itself needed."""
+    for pattern in ("*.rows", "*.rows.json", "part-*.npz", "part-*.json", resume.REQUEST_FILE):
+        for path in folder.glob(pattern):
+            path.unlink()
+    resume.remove_partial_files(folder)
+
+
+def chunk_tasks(
+    surveys: list[Survey], genes: list[str], options: PreprocessingConfig, folder: Path
+) -> tuple[list[TransposeTask], list[ChunkTask]]:
+    """Plan stage 1: which files are transposed first, and which chunks become parts."""
+    types = tuple(gene_names.union_of(survey.cell_types or () for survey in surveys))
+    transposes, chunks = [], []
+    first_slice = 0
+    for number, survey in enumerate(surveys):
+        alignment = gene_names.align(survey.genes, genes, survey.path)
+        transpose = TransposeTask(survey, folder, f"file-{number:05d}")
+        if survey.kind == "csc":
+            transposes.append(transpose)
+        firsts = np.cumsum(survey.chunk_counts, axis=0) - survey.chunk_counts
+        slices = range(first_slice, first_slice + len(survey.slices))
+        z = None if options.position_is_3d else tuple(i * options.z_spacing for i in slices)
+        for chunk, (start, stop) in enumerate(survey.chunks()):
+            chunks.append(
+                ChunkTask(
+                    survey=survey,
+                    start=start,
+                    stop=stop,
+                    folder=folder,
+                    name=f"part-{number:05d}-{chunk:05d}",
+                    alignment=alignment,
+                    first_slice=first_slice,
+                    first_rows=firsts[chunk],
+                    z=z,
+                    cell_types=types,
+                    position_key=options.position_key,
+                    cell_type_key=options.cell_type_key,
+                    log_normalize=options.log_normalize,
+                    transposed=transpose.chunk_path(chunk) if survey.kind == "csc" else None,
+                )
+            )
+        first_slice += len(survey.slices)
+    return transposes, chunks
+
+
+def statistics(
+    folder: Path, receipts: list[dict[str, Any]], num_slices: int, num_genes: int
+) -> None:
+    """Join the moments of all parts, in their order, and write each slice's mean and deviation."""
+    zero = Moments(0, np.zeros(num_genes), np.zeros(num_genes))
+    joined = [zero] * num_slices
+    for receipt in receipts:
+        arrays = read_arrays((folder / receipt["file"]).with_suffix(".npz"))
+        for place, (number, _, _) in enumerate(receipt["runs"]):
+            count = int(arrays["count"][place])
+            moments = Moments(count, arrays["mean"][place], arrays["squares"][place])
+            joined[number] = merged(joined[number], moments)
+    write_arrays(
+        folder / STATISTICS_FILE,
+        {
+            "mean": np.stack([moments.mean for moments in joined]),
+            "std": np.stack([standard_deviation(moments) for moments in joined]),
+        },
+    )
+
+
+def unique_slice_names(surveys: list[Survey]) -> list[str]:
+    """Name the slices of all files; a name that two files use gets its file's name in front."""
+    uses = Counter(name for survey in surveys for name in survey.slices)
+    clashing = sorted(name for name, count in uses.items() if count > 1)
+    if clashing:
+        logger.warning(
+            "%d slice names occur in more than one file (first %s): these are kept apart as "
+            "different slices, named file:slice",
+            len(clashing),
+            gene_names.shown(clashing),
+        )
+    return [
+        f"{Path(survey.name).with_suffix('').as_posix()}:{name}" if uses[name] > 1 else name
+        for survey in surveys
+        for name in survey.slices
+    ]
+
+
+def slice_records(
+    surveys: list[Survey], tasks: list[ChunkTask], flags: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Describe every slice, and list the distinct sets of genes that were not measured."""
+    missing_of = {task.survey.name: tuple(task.alignment.missing()) for task in tasks}
+    panels = list(dict.fromkeys(missing_of[survey.name] for survey in surveys))
+    names = iter(unique_slice_names(surveys))
+    records: list[dict[str, Any]] = []
+    for survey in surveys:
+        for size in survey.chunk_counts.sum(axis=0).tolist():
+            made_up = None if flags["position_is_3d"] else len(records) * flags["z_spacing"]
+            panel = panels.index(missing_of[survey.name])
+            records.append(
+                {"name": next(names), "file": survey.name, "cells": size, "panel": panel}
+                | {"z": made_up}
+            )
+    return records, [list(panel) for panel in panels]
+
+
+def say_what_was_noted(tasks: list[ChunkTask], receipts: list[dict[str, Any]]) -> None:
+    """Warn, once for each file, of cells without counts and of values that are no counts."""
+    empty: Counter[Path] = Counter()
+    fractions: Counter[Path] = Counter()
+    for task, receipt in zip(tasks, receipts, strict=True):
+        empty[task.survey.path] += receipt["empty_cells"]
+        fractions[task.survey.path] += receipt["fractions"] if task.log_normalize else 0
+    for path, number in empty.items():
+        if number:
+            logger.warning(
+                "%s: X: %d cells have zero counts; they are kept as they are", path, number
+            )
+    for path, number in fractions.items():
+        if number:
+            logger.warning(
+                "%s: X: values look normalised (%d are no whole numbers), yet they are "
+                "log-normalised: give --skip-log-normalize if that was done before",
+                path,
+                number,
+            )
+
+
+def dataset_of(
+    request: dict[str, Any],
+    genes: list[str],
+    surveys: list[Survey],
+    tasks: list[ChunkTask],
+    receipts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Write the statistics, and describe all that stage 1 made."""
+    folder, flags = tasks[0].folder, request["flags"]
+    records, panels = slice_records(surveys, tasks, flags)
+    statistics(folder, receipts, len(records), len(genes))
+    parts = [
+        {key: receipt[key] for key in ("file", "sha256", "cells", "entries", "runs")}
+        for receipt in receipts
+    ]
+    return {
+        "version": __version__,
+        "name": request["name"],
+        "request": request,
+        "genes": genes,
+        "cell_types": None if flags["cell_type_key"] is None else list(tasks[0].cell_types),
+        "slices": records,
+        "panels": panels,
+        "parts": parts,
+        "statistics_sha256": sha256_of(folder / STATISTICS_FILE),
+    }

@@ -1,0 +1,315 @@
+"""Stage 2: normalised slices enter; split, shuffled Parquet shards and metadata.json leave.
+
+An external shuffle in two passes (shards.py) over a plan that is a pure function of sizes, ratios
+and seed (plan.py). Both passes run side by side and go on where they were stopped.
+"""
+
+import io
+import logging
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from alphastomics import __version__
+from alphastomics.config import PreprocessingConfig
+from alphastomics.errors import InputError
+from alphastomics.files import replacing, sha256_of
+from alphastomics.preprocessing import resume
+from alphastomics.preprocessing.datasets import Merged, merge, scaling_of
+from alphastomics.preprocessing.normalize import Moments, absent, merged
+from alphastomics.preprocessing.parts import naming, rows_that_fit, write_arrays
+from alphastomics.preprocessing.plan import Plan, PlanRequest
+from alphastomics.preprocessing.schema import (
+    ABSENT_VALUE,
+    DATA_FOLDER,
+    FORMAT_VERSION,
+    INTERMEDIATE_FOLDER,
+    METADATA_FILE,
+    SCALING_FILE,
+    SPLITS,
+    TARGET_SUM,
+    Metadata,
+    Normalization,
+    PositionStatistics,
+)
+from alphastomics.preprocessing.shards import (
+    ShardTask,
+    SortTask,
+    plan_of,
+    row_group_rows,
+    sort_part,
+    write_shard,
+)
+from alphastomics.preprocessing.survey import BYTES_PER_ENTRY
+from alphastomics.preprocessing.tasks import Crew
+from alphastomics.progress import track
+
+logger = logging.getLogger(__name__)
+
+SHUFFLE_FOLDER = "shuffle"
+BYTES_PER_CELL = 64  # position, numbers and name of a cell, about
+# Settings on which the bytes depend; the number of workers is not one of them.
+FLAGS = (
+    "train_ratio",
+    "val_ratio",
+    "max_shard_size",
+    "max_cells_per_file",
+    "split_by",
+    "layout",
+    "storage",
+)
+
+
+def request_of(options: PreprocessingConfig, seed: int) -> dict[str, Any]:
+    """Gather all settings that the result depends on."""
+    return {"seed": seed, **{key: getattr(options, key) for key in FLAGS}}
+
+
+def run(
+    options: PreprocessingConfig,
+    input_dirs: list[Path],
+    output_dir: Path,
+    seed: int,
+    crew: Crew,
+    *,
+    overwrite: bool,
+) -> Metadata:
+    """Bring an output folder to the state that was asked for; return its metadata."""
+    datasets = merge(input_dirs)
+    request = request_of(options, seed)
+    whole_request = {"inputs": dict(zip(datasets.names, datasets.digests, strict=False)), **request}
+    shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
+    results = [output_dir / name for name in (METADATA_FILE, SCALING_FILE, DATA_FOLDER)]
+    begun = resume.load(shuffle / resume.REQUEST_FILE)
+    if overwrite:
+        for path in (*results, shuffle):
+            resume.remove(path)
+    elif begun is not None:
+        resume.require_same(begun, whole_request, output_dir)
+    elif (output_dir / DATA_FOLDER).exists() and not (output_dir / METADATA_FILE).exists():
+        raise InputError(
+            f"{output_dir / DATA_FOLDER}: was not written by this command: choose another "
+            "--output_dir, or give --overwrite to remove it"
+        )
+    resume.make_folder(shuffle)
+    resume.remove_partial_files(output_dir, output_dir / DATA_FOLDER, shuffle)
+    with resume.undone_on_bad_input(shuffle, *results):
+        resume.write_receipt(shuffle / resume.REQUEST_FILE, whole_request)
+        metadata = _act(options, datasets, output_dir, request, crew)
+    clear(output_dir)
+    return metadata
+
+
+def clear(output_dir: Path) -> None:
+    """Remove what only the work itself needed."""
+    middle = output_dir / INTERMEDIATE_FOLDER
+    resume.remove(middle / SHUFFLE_FOLDER)
+    if middle.is_dir() and not any(middle.iterdir()):
+        middle.rmdir()
+
+
+def _act(
+    options: PreprocessingConfig,
+    datasets: Merged,
+    output_dir: Path,
+    request: dict[str, Any],
+    crew: Crew,
+) -> Metadata:
+    """Sort the parts, write the shards, and then metadata.json."""
+    shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
+    resume.make_folder(output_dir / DATA_FOLDER)
+    _write_scaling(datasets, output_dir, shuffle)
+    asked = plan_request(options, datasets, request["seed"])
+    plan = plan_of(asked)
+    total = sum(datasets.slice_sizes)
+    with track("stage 2, sort", total, "cells") as advance:
+        sorted_parts = crew.run(
+            sort_part,
+            sort_tasks(datasets, asked, shuffle),
+            lambda task: advance(task.part.cells),
+        )
+    tasks = shard_tasks(options, datasets, asked, (output_dir / DATA_FOLDER).resolve(), shuffle)
+    with track("stage 2, write", len(tasks), "shards") as advance:
+        shards = crew.run(write_shard, tasks, lambda _: advance(1))
+    moments = [found for part in sorted_parts for found in part["training_positions"]]
+    metadata = metadata_of(options, datasets, plan, shards, moments, request)
+    if datasets.scale:
+        digest = sha256_of(output_dir / SCALING_FILE)
+        metadata = metadata.model_copy(update={"scaling_sha256": digest})
+    resume.write_receipt(output_dir / METADATA_FILE, metadata.model_dump())
+    return metadata
+
+
+def entries_per_cell(datasets: Merged) -> float:
+    """Return how many values a cell has stored, on average."""
+    return sum(part.entries for part in datasets.parts) / sum(datasets.slice_sizes)
+
+
+def plan_request(options: PreprocessingConfig, datasets: Merged, seed: int) -> PlanRequest:
+    """Gather what the plan depends on."""
+    entries = entries_per_cell(datasets)
+    group = row_group_rows(len(datasets.genes), entries, options.storage)
+    fitting = rows_that_fit(options.max_cells_per_file, entries * BYTES_PER_ENTRY + BYTES_PER_CELL)
+    rest = max(0.0, 1.0 - options.train_ratio - options.val_ratio)
+    return PlanRequest(
+        slice_sizes=datasets.slice_sizes,
+        ratios=(options.train_ratio, options.val_ratio, rest),
+        split_by=options.split_by,
+        layout=options.layout,
+        max_shard_size=options.max_shard_size,
+        # Whole row groups, so that only the last one of a shard is short.
+        bucket_rows=max(fitting // group, 1) * group,
+        seed=seed,
+    )
+
+
+def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[SortTask]:
+    """List the parts to be sorted."""
+    firsts = (0, *accumulate(datasets.slice_sizes[:-1]))
+    heights = tuple(record["z"] for record in datasets.slices)
+    return [
+        SortTask(
+            part=part,
+            folder=shuffle,
+            number=number,
+            num_genes=len(datasets.genes),
+            plan=asked,
+            scaling=shuffle / "scaling" if datasets.scale else None,
+            heights=heights,
+            first_cells=firsts,
+        )
+        for number, part in enumerate(datasets.parts)
+    ]
+
+
+def shard_tasks(
+    options: PreprocessingConfig, datasets: Merged, asked: PlanRequest, data: Path, shuffle: Path
+) -> list[ShardTask]:
+    """List the shards to be written."""
+    plan = plan_of(asked)
+    group = row_group_rows(len(datasets.genes), entries_per_cell(datasets), options.storage)
+    return [
+        ShardTask(
+            split=split,
+            shard=shard,
+            data_folder=data,
+            folder=shuffle,
+            num_parts=len(datasets.parts),
+            num_genes=len(datasets.genes),
+            plan=asked,
+            storage=options.storage,
+            with_cell_type=datasets.cell_types is not None,
+            row_group_rows=group,
+            absent_value=shuffle / "absent.npy" if datasets.scale else None,
+        )
+        for split in range(len(SPLITS))
+        for shard in range(plan.num_shards(split))
+    ]
+
+
+def _write_scaling(datasets: Merged, output_dir: Path, shuffle: Path) -> None:
+    """Write each slice's mean and deviation: for users, and in pieces that tasks can map."""
+    if not datasets.scale:
+        return
+    scaling = scaling_of(datasets)
+    write_arrays(output_dir / SCALING_FILE, scaling)
+    arrays: dict[str, np.ndarray] = {
+        "scaling.mean.npy": scaling["mean"],
+        "scaling.std.npy": scaling["std"],
+        "absent.npy": absent(scaling["mean"], scaling["std"]),
+    }
+    for name, array in arrays.items():
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        with naming(shuffle / name), replacing(shuffle / name) as partial:
+            partial.write_bytes(buffer.getbuffer())
+
+
+def position_statistics(found: list[dict[str, Any]]) -> PositionStatistics | None:
+    """Join where the training cells of all parts lie; None without training cells."""
+    if not found:
+        return None
+    by_slice: dict[int, Moments] = {}
+    for record in found:
+        moments = Moments(record["count"], np.array(record["mean"]), np.array(record["squares"]))
+        known = by_slice.get(record["slice"])
+        by_slice[record["slice"]] = moments if known is None else merged(known, moments)
+    slices = [by_slice[number] for number in sorted(by_slice)]
+    total = slices[0]
+    for moments in slices[1:]:
+        total = merged(total, moments)
+    within: Float64[np.ndarray, " 3"] = np.sum([moments.squares for moments in slices], axis=0)
+    return PositionStatistics(
+        center=total.mean.tolist(),
+        scale=_root_mean_square(total.squares, total.count),
+        within_slice_scale=_root_mean_square(within, total.count),
+        minimum=np.min([record["minimum"] for record in found], axis=0).tolist(),
+        maximum=np.max([record["maximum"] for record in found], axis=0).tolist(),
+    )
+
+
+def _root_mean_square(squares: Float64[np.ndarray, " 3"], count: int) -> float:
+    """Return the isotropic spread over the axes that vary; 1 where none does."""
+    varying = int((squares > 0).sum())
+    return float(np.sqrt(squares.sum() / (count * varying))) if varying else 1.0
+
+
+def metadata_of(
+    options: PreprocessingConfig,
+    datasets: Merged,
+    plan: Plan,
+    shards: list[dict[str, Any]],
+    moments: list[dict[str, Any]],
+    request: dict[str, Any],
+) -> Metadata:
+    """Describe the whole processed folder."""
+    counts = plan.cells_per_split()
+    slices = [
+        {**record, "cells_per_split": dict(zip(SPLITS, counts[:, number].tolist(), strict=True))}
+        for number, record in enumerate(datasets.slices)
+    ]
+    waiting = iter(shards)
+    splits = {
+        name: {
+            "cells": int(counts[number].sum()),
+            "shards": [next(waiting) for _ in range(plan.num_shards(number))],
+        }
+        for number, name in enumerate(SPLITS)
+    }
+    _warn_of_empty_splits(splits)
+    known = [
+        {"name": name, "request": known}
+        for name, known in zip(datasets.names, datasets.requests, strict=True)
+    ]
+    described = {
+        "format_version": FORMAT_VERSION,
+        "version": __version__,
+        "num_genes": len(datasets.genes),
+        "genes": list(datasets.genes),
+        "cell_types": None if datasets.cell_types is None else list(datasets.cell_types),
+        "layout": options.layout,
+        "storage": options.storage,
+        "split_by": options.split_by,
+        "normalization": Normalization(
+            log_normalize=datasets.log_normalize,
+            target_sum=TARGET_SUM if datasets.log_normalize else None,
+            scale=datasets.scale,
+            absent_value=ABSENT_VALUE,
+        ),
+        "position_statistics": position_statistics(moments),
+        "splits": splits,
+        "slices": slices,
+        "panels": [{"missing": list(panel)} for panel in datasets.panels],
+        "scaling_sha256": None,
+        "provenance": {"datasets": known, "request": request},
+    }
+    return Metadata.model_validate(described, strict=False)
+
+
+def _warn_of_empty_splits(splits: dict[str, Any]) -> None:
+    for name, split in splits.items():
+        if not split["cells"]:
+            logger.warning("the split %r is empty: the ratios and the data leave it nothing", name)

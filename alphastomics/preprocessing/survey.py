@@ -1,0 +1,215 @@
+"""A first look at every input file: paths enter, what they hold leaves.
+
+All that can be checked without reading X is checked here, before anything is written.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from alphastomics.errors import InputError
+from alphastomics.files import sha256_of
+from alphastomics.preprocessing.anndata_file import (
+    SUFFIXES,
+    Expression,
+    Frame,
+    Kind,
+    Positions,
+    opened,
+)
+from alphastomics.preprocessing.genes import require_unique
+from alphastomics.preprocessing.parts import rows_that_fit
+
+SLICE_KEY = "slice_id"
+BYTES_PER_ENTRY = 12  # a stored value while it is worked on: value, index, and a copy of one
+OBS_ROWS = 1_000_000  # rows of obs that are read at a time: a few bytes each
+
+
+@dataclass(frozen=True)
+class SurveyTask:
+    """One file to look at, and the settings that matter for it."""
+
+    path: Path
+    name: str
+    position_key: str
+    position_is_3d: bool
+    cell_type_key: str | None
+    max_cells: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds.
+
+    Parameters
+    ----------
+    slices
+        Names of its slices in order; the file's own name where `obs` has no slice_id.
+    chunk_counts
+        Cells of each slice in each chunk of `chunk_rows` rows.
+    cell_types
+        Names of the cell types that occur; None where the column is missing.
+    """
+
+    path: Path
+    name: str
+    cells: int
+    genes: tuple[str, ...]
+    kind: Kind
+    chunk_rows: int
+    slices: tuple[str, ...]
+    chunk_counts: Int64[np.ndarray, "C S"]
+    cell_types: tuple[str, ...] | None
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """List the row ranges of the chunks."""
+        starts = range(0, self.cells, self.chunk_rows)
+        return [(start, min(start + self.chunk_rows, self.cells)) for start in starts]
+
+
+def find_inputs(folder: Path) -> dict[str, Path]:
+    """Find the .h5ad files and .zarr stores of a folder, by relative name in sorted order."""
+    if not folder.is_dir():
+        said = "is not a folder" if folder.exists() else "there is no such folder"
+        raise InputError(f"{folder}: {said}: --input_dir must name a folder of .h5ad files")
+    found: dict[str, Path] = {}
+    for suffix in SUFFIXES:
+        for path in folder.rglob(f"*{suffix}"):
+            relative = path.relative_to(folder)
+            # Hidden names are left-overs of other programs; a store's inside is not an input.
+            hidden = any(part.startswith(".") for part in relative.parts)
+            inside = any(parent.suffix == ".zarr" for parent in relative.parents)
+            if not hidden and not inside:
+                found[relative.as_posix()] = path
+    if not found:
+        raise InputError(f"{folder}: there is no .h5ad file (nor .zarr) in it: check --input_dir")
+    return dict(sorted(found.items()))
+
+
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a file, or of all names and files of a store."""
+    if not path.is_dir():
+        return sha256_of(path)
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(path).as_posix()
+            digest.update(f"{name}\0{sha256_of(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def survey_file(task: SurveyTask) -> Survey:
+    """Look at one file and check everything but the values of X."""
+    with opened(task.path) as root:
+        obs, var = Frame(task.path, root, "obs"), Frame(task.path, root, "var")
+        cells, genes = len(obs), tuple(var.names(0, len(var)).to_pylist())
+        if cells == 0 or not genes:
+            raise InputError(
+                f"{task.path}: X is empty ({cells} cells x {len(genes)} genes): remove the file "
+                "from the folder"
+            )
+        remedy = "make them unique (adata.var_names_make_unique()) or add them up"
+        require_unique(genes, f"{task.path}: var_names", remedy)
+        expression = Expression(task.path, root, cells, len(genes))
+        _check_positions(task, Positions(task.path, root, task.position_key, cells))
+        chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression))
+        slices, counts = _slices(task, obs, cells, chunk_rows)
+        types = _names_that_occur(obs, task.cell_type_key, cells)
+    return Survey(
+        task.path,
+        task.name,
+        cells,
+        genes,
+        expression.kind,
+        chunk_rows,
+        slices,
+        counts,
+        types,
+    )
+
+
+def _bytes_per_row(expression: Expression) -> float:
+    filled = expression.filled / expression.cells
+    if expression.kind == "dense":
+        # The block as it is stored, as float32, and in sparse form if it is full.
+        return filled * (expression.element.dtype.itemsize + BYTES_PER_ENTRY)
+    return filled * BYTES_PER_ENTRY
+
+
+def _check_positions(task: SurveyTask, positions: Positions) -> None:
+    wanted = 3 if task.position_is_3d else 2
+    if positions.columns != wanted:
+        remedy = {
+            2: "leave out --position_is_3d",
+            3: "give --position_is_3d, or keep two columns",
+        }.get(positions.columns, f"keep the {wanted} columns that are coordinates")
+        raise InputError(
+            f"{task.path}: {positions.field} has {positions.columns} columns where {wanted} are "
+            f"expected: {remedy}"
+        )
+    for start in range(0, positions.cells, OBS_ROWS):
+        positions.rows(start, min(start + OBS_ROWS, positions.cells))
+
+
+def _slices(
+    task: SurveyTask, obs: Frame, cells: int, chunk_rows: int
+) -> tuple[tuple[str, ...], Int64[np.ndarray, "C S"]]:
+    """Name the slices of a file and count their cells in each chunk."""
+    starts = range(0, cells, chunk_rows)
+    if SLICE_KEY not in obs.columns:
+        sizes = [[min(chunk_rows, cells - start)] for start in starts]
+        return (Path(task.name).with_suffix("").as_posix(),), np.array(sizes)
+    names = slice_names(obs, cells)
+    counts = [
+        np.bincount(
+            slice_codes(obs, names, start, min(start + chunk_rows, cells)), minlength=len(names)
+        )
+        for start in starts
+    ]
+    return names, np.stack(counts)
+
+
+def slice_names(obs: Frame, cells: int) -> tuple[str, ...]:
+    """Name the slices of `obs["slice_id"]`: numbers in their order, other names by the alphabet."""
+    names = _names_that_occur(obs, SLICE_KEY, cells)
+    assert names is not None
+    try:
+        return tuple(sorted(names, key=float))
+    except ValueError:
+        return tuple(sorted(names))
+
+
+def slice_codes(
+    obs: Frame, names: tuple[str, ...], start: int, stop: int
+) -> Int64[np.ndarray, " N"]:
+    """Return the place in `names` of each row's slice."""
+    codes, labels = obs.labels(SLICE_KEY, start, stop)
+    missing = np.flatnonzero(codes < 0)
+    if len(missing):
+        raise InputError(
+            f"{obs.path}: obs[{SLICE_KEY!r}] is missing for some cells (first in row "
+            f"{start + missing[0]}): name the slice of every cell, or drop the column"
+        )
+    return places(labels, names)[codes]
+
+
+def places(labels: pa.StringArray, names: tuple[str, ...]) -> Int64[np.ndarray, " L"]:
+    """Return the place in `names` of each label; -1 for one that does not occur there."""
+    place = {name: number for number, name in enumerate(names)}
+    found = [place.get(label, -1) for label in labels.to_pylist()]
+    return np.array(found, dtype=np.int64).reshape(-1)
+
+
+def _names_that_occur(obs: Frame, column: str | None, cells: int) -> tuple[str, ...] | None:
+    if column is None or column not in obs.columns:
+        return None
+    occurring: set[str] = set()
+    for start in range(0, cells, OBS_ROWS):
+        codes, labels = obs.labels(column, start, min(start + OBS_ROWS, cells))
+        used = np.unique(codes[codes >= 0])
+        occurring.update(labels.take(pa.array(used)).to_pylist())
+    return tuple(sorted(occurring))

@@ -1,0 +1,138 @@
+"""Independent work, side by side: a function and its arguments enter, results leave in order.
+
+Every task writes its own files and nothing else, so the result is the same for any number of
+workers. Local workers are fresh processes; with a scheduler address, a Dask cluster's.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from alphastomics.errors import InputError
+
+CONNECT_SECONDS = 30
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Crew:
+    """Those who do the work of a command: this process, local processes, or a Dask cluster.
+
+    Parameters
+    ----------
+    workers
+        Local processes; 1 works in this one.
+    scheduler
+        Address of a Dask scheduler whose workers see the same files, or None.
+    """
+
+    def __init__(self, workers: int, scheduler: str | None) -> None:
+        self.workers, self.scheduler = workers, scheduler
+        self._pool: Any = None
+
+    def __enter__(self) -> Self:
+        if self.scheduler is not None:
+            self._pool = _dask_client(self.scheduler)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            self._pool.__exit__(kind, error, trace)
+
+    def run(
+        self,
+        act: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        finished: Callable[[Task], object],
+    ) -> list[Result]:
+        """Apply `act` to every task and return the results in the order of the tasks.
+
+        Parameters
+        ----------
+        act
+            A function at the top of its module, so that other processes can import it.
+        tasks
+            Plain values.
+        finished
+            Called in this process, in any order, with each task that has been done.
+        """
+        if self.scheduler is None and (self.workers == 1 or len(tasks) <= 1):
+            return [_acted(act, task, finished) for task in tasks]
+        numbers = {self._submit(act, task): number for number, task in enumerate(tasks)}
+        results: dict[int, Result] = {}
+        try:
+            for future in self._as_completed(list(numbers)):
+                results[numbers[future]] = future.result()
+                finished(tasks[numbers[future]])
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a worker process was ended from outside (out of memory?): try fewer --workers or "
+                "a smaller --max_cells_per_file; the same command goes on where this one stopped"
+            ) from error
+        finally:
+            for future in numbers:
+                future.cancel()
+        return [results[number] for number in range(len(tasks))]
+
+    def _submit(self, act: Callable[[Task], Result], task: Task) -> Any:
+        if self.scheduler is not None:
+            # pure=False: a task is done for its files, so a remembered result would be no use.
+            return self._pool.submit(act, task, pure=False)
+        if self._pool is None:
+            # spawn: a forked child inherits locks held by Arrow's threads, and can wait for ever.
+            context = get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, context, initializer=_end_with_parent)
+        return self._pool.submit(act, task)
+
+    def _as_completed(self, futures: list[Any]) -> Iterable[Any]:
+        if self.scheduler is None:
+            return as_completed(futures)
+        import distributed
+
+        return distributed.as_completed(futures)
+
+
+def _acted(act: Callable[[Task], Result], task: Task, finished: Callable[[Task], object]) -> Result:
+    result = act(task)
+    finished(task)
+    return result
+
+
+def _end_with_parent() -> None:
+    """Have a worker end when its parent is killed, which would leave it waiting for ever."""
+    parent = parent_process()
+    assert parent is not None
+    Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+def _dask_client(address: str) -> Any:
+    try:
+        import distributed
+    except ImportError as error:
+        raise InputError(
+            "--scheduler needs Dask: pip install 'alphastomics[dask]', or leave the flag out"
+        ) from error
+    try:
+        return distributed.Client(address, timeout=CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--scheduler {address}: no Dask scheduler answers there: check the address, or "
+            "leave the flag out to work on this machine"
+        ) from error

@@ -1,0 +1,90 @@
+"""A column-wise X (CSC) turned into chunks of rows, with memory for a chunk only.
+
+Columns are read in blocks; the entries of a block are dealt out to one file per chunk of rows. So
+the matrix is read once, where picking rows out of columns would read it once per chunk.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from scipy.sparse import coo_array, csr_array
+
+from alphastomics.files import replacing
+from alphastomics.preprocessing.anndata_file import Expression, opened, reading, require_finite
+from alphastomics.preprocessing.parts import WORK_BYTES, naming
+from alphastomics.preprocessing.resume import load, write_receipt
+from alphastomics.preprocessing.survey import BYTES_PER_ENTRY, Survey
+
+SCHEMA = pa.schema({"row": pa.int32(), "column": pa.int32(), "value": pa.float32()})
+
+
+@dataclass(frozen=True)
+class TransposeTask:
+    """A CSC file, and the folder and prefix of the row chunks to write."""
+
+    survey: Survey
+    folder: Path
+    prefix: str
+
+    def chunk_path(self, chunk: int) -> Path:
+        """Return where the entries of a chunk of rows go."""
+        return self.folder / f"{self.prefix}-{chunk:05d}.rows"
+
+
+def transpose(task: TransposeTask) -> None:
+    """Write the entries of a CSC file by chunks of rows, unless that is done."""
+    done = task.folder / f"{task.prefix}.rows.json"
+    if load(done) is not None:
+        return
+    chunks = task.survey.chunks()
+    with ExitStack() as files:
+        writers = []
+        for number in range(len(chunks)):
+            path = task.chunk_path(number)
+            files.enter_context(naming(path))
+            partial = files.enter_context(replacing(path))
+            sink = files.enter_context(pa.OSFile(str(partial), "wb"))
+            writers.append(files.enter_context(pa.ipc.new_file(sink, SCHEMA)))
+        _deal_out(task.survey, writers)
+    write_receipt(done, {"chunks": len(chunks)})
+
+
+def _deal_out(survey: Survey, writers: list[pa.ipc.RecordBatchFileWriter]) -> None:
+    """Append each block's entries to the file of the rows that they belong to."""
+    with opened(survey.path) as root:
+        expression = Expression(survey.path, root, survey.cells, len(survey.genes))
+        for start, stop in _column_blocks(expression):
+            block = expression.lines(start, stop, survey.cells)  # columns as lines
+            require_finite(survey.path, block, start)
+            by_row = block.T.tocsr()
+            for writer, (first, last) in zip(writers, survey.chunks(), strict=True):
+                piece = by_row[first:last].tocoo()
+                row, column = piece.coords
+                entries = [row.astype(np.int32), (column + start).astype(np.int32), piece.data]
+                writer.write_batch(
+                    pa.RecordBatch.from_arrays([pa.array(part) for part in entries], schema=SCHEMA)
+                )
+
+
+def _column_blocks(expression: Expression) -> list[tuple[int, int]]:
+    """Cut the columns into blocks of about equal numbers of entries."""
+    with reading(expression.path, "X/indptr"):
+        pointers = np.asarray(expression.element["indptr"][...]).astype(np.int64)
+    per_block = WORK_BYTES // (2 * BYTES_PER_ENTRY)
+    cuts = np.searchsorted(pointers, np.arange(per_block, pointers[-1], per_block))
+    edges = np.unique(np.concatenate([[0], cuts, [expression.genes]])).tolist()
+    return list(pairwise(edges))
+
+
+def read_rows(path: Path, cells: int, genes: int) -> csr_array:
+    """Read one chunk of rows back."""
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+        table = reader.read_all()
+    row, column, value = (table[name].to_numpy() for name in SCHEMA.names)
+    values = coo_array((value, (row, column)), shape=(cells, genes)).tocsr()
+    values.eliminate_zeros()
+    return values
