@@ -46,7 +46,9 @@ def attention_naive(module, cells: Tensor, mask: Tensor, weigh) -> Tensor:
                 q = projected[i][0][h]
                 weight = [weigh(q, projected[j][1][h]) for j in real]
                 total = sum(weight)
-                value = sum(w / total * projected[j][2][h] for w, j in zip(weight, real, strict=True))
+                value = sum(
+                    w / total * projected[j][2][h] for w, j in zip(weight, real, strict=True)
+                )
                 mixed.append(projected[i][3][h] * value)
             head_output = torch.cat(mixed)
             out[b, i] = module.out_projection.weight @ head_output + module.out_projection.bias
@@ -85,7 +87,7 @@ def moe_naive(module, cells: Tensor, mask: Tensor, shift: Tensor | None) -> tupl
             total = sum(torch.exp(value) for value in logit)
             for e in range(num_experts):
                 probability[e] = probability[e] + torch.exp(logit[e]) / total
-            score = [float(logit[e] + module.balance_bias[e]) for e in range(num_experts)]
+            score = [(logit[e] + module.balance_bias[e]).item() for e in range(num_experts)]
             chosen = sorted(range(num_experts), key=lambda e: -score[e])[: module.top_k]
             chosen_total = sum(torch.exp(logit[e]) for e in chosen)
             for e in chosen:

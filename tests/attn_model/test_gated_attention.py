@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from attn_model.reference import attention_naive, linear_kernel, softmax_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphastomics.attn_model import GatedMultiHeadAttention
 from alphastomics.attn_model.linear_attention import LinearMultiHeadAttention
 from alphastomics.errors import InputError
+from tests.attn_model.reference import attention_naive, linear_kernel, softmax_kernel
 
 GATES = ("none", "headwise", "elementwise")
 KINDS = [(gate, norm) for gate in (*GATES, "linear") for norm in (True, False)]
