@@ -33,10 +33,11 @@ class Plan(NamedTuple):
 
 def plan_dispatch(choice: Int[Tensor, "T k"], num_experts: int) -> Plan:
     """Sort the visits by expert, and by cell within an expert."""
-    expert, order = choice.flatten().sort(stable=True)
+    # Short keys: a radix sort on a GPU takes time in proportion to their bits.
+    expert, order = choice.flatten().to(torch.int16).sort(stable=True)
     visits = torch.arange(len(order), device=order.device)
     place = torch.empty_like(order).scatter(0, order, visits)
-    experts = torch.arange(num_experts, device=order.device)
+    experts = torch.arange(num_experts, device=order.device, dtype=expert.dtype)
     ends = torch.searchsorted(expert, experts, right=True, out_int32=True)
     return Plan(order, place, expert, ends)
 

@@ -8,7 +8,6 @@ import torch
 from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention, visible_keys
 from alphastomics.attn_model.layers import at_least_float32
@@ -21,7 +20,8 @@ def feature_map(
     heads: Float[Tensor, "B H N K"], real: Bool[Tensor, "B 1 1 N"] | None
 ) -> Float[Tensor, "B H N K"]:
     """Map to positive features, phi = elu + 1; cells that are not real have none."""
-    features = F.elu(heads) + 1
+    # Written out: compiled, the backward of torch's elu trips over a fused projection's strides.
+    features = torch.where(heads > 0, heads + 1, heads.clamp(max=0).exp())
     return features if real is None else features * real.mT
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphastomics.attn_model.dispatch import (
-    Plan,
     collect,
+    compute_dtype,
     grouped_product,
     plan_dispatch,
     send,
@@ -59,6 +59,17 @@ def expert_width(d_ff: int, num_experts: int, expert_size: ExpertSize) -> int:
         "change one of them, or set moe_expert_size to full",
     )
     return d_ff // num_experts
+
+
+def add_bias(
+    rows: Float[Tensor, "S M"], shares: Float[Tensor, "S E"], bias: Float[Tensor, "E M"]
+) -> Float[Tensor, "S M"]:
+    """Add to each row its experts' biases by their shares.
+
+    A product with the shares, since the backward pass of plain indexing would add 10^5 rows onto E
+    by atomics.
+    """
+    return torch.addmm(rows, shares, bias.to(rows.dtype))
 
 
 class MixtureOfExperts(nn.Module):
@@ -189,21 +200,15 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Tensor, "T D"]:
         """Run each cell's experts and add up their results by weight."""
         plan = plan_dispatch(choice, self.num_experts)
-        visits = send(cells, plan, self.top_k)
+        visits = send(cells.to(compute_dtype(cells)), plan, self.top_k)
         hidden = grouped_product(visits, self.up_weight, plan.ends)
-        hidden = F.gelu(hidden + self._up_bias_of(plan, hidden))
+        hidden = F.gelu(
+            add_bias(hidden, one_hot(plan.expert, self.num_experts, hidden), self.up_bias)
+        )
         results = collect(grouped_product(hidden, self.down_weight, plan.ends), plan, self.top_k)
         mixed = (results * weight[..., None].to(results.dtype)).sum(1)
         shares = (one_hot(choice, self.num_experts, weight) * weight[..., None]).sum(1)
-        return mixed + shares.to(mixed.dtype) @ self.down_bias.to(mixed.dtype)
-
-    def _up_bias_of(self, plan: Plan, hidden: Float[Tensor, "S M"]) -> Float[Tensor, "S M"]:
-        """Return the bias of each visit's expert.
-
-        A product with a one-hot matrix: the backward pass of plain indexing would add 10^5 rows
-        onto E by atomics.
-        """
-        return one_hot(plan.expert, self.num_experts, hidden) @ self.up_bias.to(hidden.dtype)
+        return add_bias(mixed, shares.to(mixed.dtype), self.down_bias)
 
     def remember(self, statistics: RouterStatistics) -> None:
         """Keep a step's statistics for `get_moe_stats`."""
