@@ -1,0 +1,282 @@
+"""Processed shards become batches: a folder enters, three loaders of `DataHolder` leave.
+
+Every cell of a split is seen exactly once in an epoch, over all ranks together; ranks get equally
+many batches by padding. The order is a pure function of (seed, epoch, rank), so a loader can be
+stopped after any batch and goes on with the very next one.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from alphastomics.config import LoadingConfig, SeedConfig, TrainingConfig
+from alphastomics.errors import InputError
+from alphastomics.preprocessing import order
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.memory import MemorySource
+from alphastomics.preprocessing.schema import SPLITS, Metadata
+from alphastomics.preprocessing.sets import BatchShape, Window, batch_of
+from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
+from alphastomics.preprocessing.streaming import Draw, RandomStream, SliceStream
+from alphastomics.utils.dataholder import DataHolder
+
+Result = TypeVar("Result")
+SetDraw = Literal["random", "slice", "patch"]
+
+LOADING, TRAINING, SEED = LoadingConfig(), TrainingConfig(), SeedConfig()
+
+
+class BatchLoader:
+    """Yields the batches of one split; iterating again is the next epoch.
+
+    Parameters
+    ----------
+    source
+        Where windows of cells come from.
+    draw
+        How sets are drawn.
+    shape
+        How a batch is laid out.
+    num_workers
+        Threads that read and assemble ahead; 0 does all in the caller's. They do not change the
+        order. Threads, not processes: reading and copying leave Python's lock, and a batch need not
+        be sent from one process to another.
+    same_every_epoch
+        Draw the same sets in the same order in every epoch: for validation and test.
+    """
+
+    def __init__(
+        self,
+        source: MemorySource | RandomStream | SliceStream,
+        draw: Draw,
+        shape: BatchShape,
+        *,
+        num_workers: int,
+        same_every_epoch: bool,
+    ) -> None:
+        self.source, self.draw, self.shape = source, draw, shape
+        self.num_workers, self.same_every_epoch = num_workers, same_every_epoch
+        self.reader: ShardReader = source.reader
+        self._epoch, self._start = 0, 0
+        self._current: tuple[int, int] | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        """Return what the folder's metadata.json says."""
+        return self.reader.metadata
+
+    @property
+    def num_cells(self) -> int:
+        """Count the cells of the split, over all ranks."""
+        return self.metadata.splits[self.reader.split].cells
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch: the same for every rank."""
+        units = self.draw.count_units(self.reader)
+        random = self.draw.kind == "random"
+        per_batch = self.shape.cells if random else self.shape.sets_per_batch
+        return order.batches_per_rank(units, per_batch, self.draw.world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; a resumed epoch keeps its place."""
+        if epoch != self._epoch:
+            self._start = 0
+        self._epoch, self._current = epoch, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is: plain numbers, the same on every rank."""
+        epoch, batch = self._current or (self._epoch, self._start)
+        if batch >= len(self):
+            epoch, batch = epoch + 1, 0
+        return {"epoch": epoch, "batch": batch, "loader": self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the batch after the last one before `state_dict` was called."""
+        now, before = self._identity(), state["loader"]
+        differing = [key for key in now if before.get(key) != now[key]]
+        if differing:
+            key = differing[0]
+            raise InputError(
+                f"the loader's state was saved with {key} {before.get(key)!r}, but {key} is now "
+                f"{now[key]!r}: resume with the same data and settings, or start a new epoch"
+            )
+        self._epoch, self._start, self._current = state["epoch"], state["batch"], None
+
+    def _identity(self) -> dict[str, Any]:
+        """Name all that the order of batches depends on, the rank apart."""
+        shards = "".join(shard.sha256 for shard in self.reader.shards)
+        return {
+            "data": sha256(shards.encode()).hexdigest(),
+            "seed": self.draw.seed,
+            "world_size": self.draw.world_size,
+            "batch_size": self.shape.cells,
+            "set_size": self.shape.set_size,
+            "set_draw": self.draw.kind,
+            "streaming": not isinstance(self.source, MemorySource),
+            "buffer_size": self.draw.window_rows,
+        }
+
+    def __iter__(self) -> Iterator[DataHolder]:
+        """Yield the batches of the next epoch, or the rest of a resumed one."""
+        epoch, start = self._epoch, self._start
+        self._epoch, self._start, self._current = epoch + 1, 0, (epoch, start)
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[DataHolder]:
+        with ExitStack() as stack:
+            readers, coordinator, makers = (self._pool(stack, number) for number in (0, 1, 2))
+            drawn = 0 if self.same_every_epoch else epoch
+            first_set = start * self.shape.sets_per_batch
+            thunks = self.source.windows(drawn, first_set, readers)
+            windows = ahead(thunks, coordinator, 1)
+            making = self._makers(windows, len(self) - start)
+            batches = ahead(making, makers, max(self.num_workers, 1))
+            for number, batch in enumerate(batches, start + 1):
+                self._current = (epoch, number)
+                yield batch
+
+    def _pool(self, stack: ExitStack, number: int) -> Executor | None:
+        """Open the threads that read (0), that put windows together (1), that make batches (2)."""
+        if self.num_workers == 0:
+            return None
+        pool = ThreadPoolExecutor(1 if number == 1 else self.num_workers)
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        return pool
+
+    def _makers(
+        self, windows: Iterator[Window], num_batches: int
+    ) -> Iterator[Callable[[], DataHolder]]:
+        """Cut windows into batches; a rank that runs out of cells goes on with empty ones."""
+        waiting: list[tuple[CellTable, Rows]] = []
+        left = num_batches
+        for window in windows:
+            waiting.extend((window.table, rows) for rows in window.sets)
+            while len(waiting) >= self.shape.sets_per_batch:
+                chosen = waiting[: self.shape.sets_per_batch]
+                waiting = waiting[self.shape.sets_per_batch :]
+                left -= 1
+                yield partial(batch_of, self.reader, self.shape, chosen)
+        for _ in range(left):
+            yield partial(batch_of, self.reader, self.shape, waiting)
+            waiting = []
+
+
+def ahead(
+    thunks: Iterator[Callable[[], Result]], pool: Executor | None, depth: int
+) -> Iterator[Result]:
+    """Yield the results in order, while a pool already works on the next `depth` of them."""
+    if pool is None:
+        yield from (thunk() for thunk in thunks)
+        return
+    waiting: deque[Future[Result]] = deque()
+    for thunk in thunks:
+        waiting.append(pool.submit(thunk))
+        if len(waiting) > depth:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def create_dataloaders(
+    data_dir: str | Path,
+    batch_size: int = TRAINING.batch_size,
+    *,
+    streaming: bool = LOADING.streaming,
+    buffer_size: int = LOADING.buffer_size,
+    num_workers: int = LOADING.num_workers,
+    set_size: int | None = LOADING.set_size,
+    set_draw: SetDraw = LOADING.set_draw,
+    seed: int = SEED.global_seed,
+    rank: int | None = None,
+    world_size: int | None = None,
+    verify_checksums: bool = LOADING.verify_checksums,
+) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
+    """Return loaders of the training, validation and test cells.
+
+    Parameters
+    ----------
+    data_dir
+        A folder that `preprocess` wrote, or the Hub id (`owner/name`) of one.
+    batch_size
+        Cells in a batch, on this rank.
+    streaming
+        Read shards as they are needed; else the whole split is read at the first batch.
+    buffer_size
+        Cells in the shuffle buffer of a streaming loader; at least a batch. While one buffer is
+        used up, the next is filled.
+    num_workers
+        Threads that read ahead; 0 reads in the caller's. The order does not depend on it.
+    set_size
+        Cells that attend to one another; None makes the whole batch one set.
+    set_draw
+        Cells of a set: at random across slices, of one slice, or a contiguous patch of one.
+    seed
+        Seed of the order of cells.
+    rank, world_size
+        Which share of the cells is this process's; None asks torch.distributed.
+    verify_checksums
+        Compare shards with the checksums of metadata.json.
+    """
+    rank, world_size = _place(rank, world_size)
+    shape = _shape(batch_size, set_size)
+    _check(buffer_size=buffer_size, num_workers=num_workers, set_draw=set_draw, seed=seed)
+    folder = DataFolder(data_dir)
+    metadata = folder.metadata()
+    # Whole batches, so that none is put together from two windows.
+    window_rows = max(buffer_size // batch_size, 1) * batch_size
+    draw = Draw(set_draw, shape.set_size, window_rows, seed, rank, world_size)
+    streams = RandomStream if set_draw == "random" else SliceStream
+    kind = streams if streaming else MemorySource
+    loaders = [
+        BatchLoader(
+            kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw),
+            draw,
+            shape,
+            num_workers=num_workers,
+            same_every_epoch=split != "train",
+        )
+        for split in SPLITS
+    ]
+    return loaders[0], loaders[1], loaders[2]
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    if (rank is None) != (world_size is None):
+        raise InputError("rank and world_size: give both, or neither")
+    if rank is None or world_size is None:
+        from torch import distributed
+
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 0, 1
+        return distributed.get_rank(), distributed.get_world_size()
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank ({rank}): must be from 0 to world_size - 1 ({world_size - 1})")
+    return rank, world_size
+
+
+def _shape(batch_size: int, set_size: int | None) -> BatchShape:
+    """Lay a batch out in sets."""
+    if batch_size < 1:
+        raise InputError(f"batch_size ({batch_size}): must be at least 1")
+    size = batch_size if set_size is None else set_size
+    if size < 1 or batch_size % size:
+        raise InputError(f"batch_size ({batch_size}): must be a multiple of set_size ({size})")
+    return BatchShape(batch_size // size, size)
+
+
+def _check(*, buffer_size: int, num_workers: int, set_draw: str, seed: int) -> None:
+    """Refuse settings that cannot be meant."""
+    if buffer_size < 1:
+        raise InputError(f"buffer_size ({buffer_size}): must be at least 1")
+    if num_workers < 0:
+        raise InputError(f"num_workers ({num_workers}): must be 0 or more")
+    if set_draw not in ("random", "slice", "patch"):
+        raise InputError(f"set_draw ({set_draw!r}): must be random, slice or patch")
+    if seed < 0:
+        raise InputError(f"seed ({seed}): must be 0 or more")

@@ -1,0 +1,106 @@
+"""A processed folder, here or on the Hub: its place enters, files and metadata leave."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from alphastomics.errors import InputError
+from alphastomics.files import sha256_of
+from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+
+
+class DataFolder:
+    """Files of a processed folder, by their names in it.
+
+    Parameters
+    ----------
+    where
+        A folder, a Hub dataset (`owner/name` or `hf://datasets/owner/name`), or another address
+        that fsspec knows.
+    """
+
+    def __init__(self, where: str | Path) -> None:
+        self.where = str(where).rstrip("/") or "/"
+        self.local: Path | None = None
+        self._remote: Any = None
+        path = Path(where)
+        if "://" in self.where:
+            self._open(self.where)
+        elif path.is_dir():
+            self.local = path
+        elif path.exists() or not HUB_ID.fullmatch(self.where):
+            said = "is not a folder" if path.exists() else "there is no such folder"
+            raise InputError(f"{where}: {said}: name the folder that `preprocess` wrote")
+        else:
+            self._open(f"hf://datasets/{self.where}")
+
+    def _open(self, address: str) -> None:
+        try:
+            import fsspec  # type: ignore[import-untyped]
+
+            self._remote, self._root = fsspec.core.url_to_fs(address)
+        except (ImportError, ValueError) as error:
+            raise InputError(
+                f"{self.where}: there is no such folder here, and reading {address} fails "
+                f"({error}): check the name, or pip install 'alphastomics[hub]'"
+            ) from error
+
+    def name_of(self, file: str) -> str:
+        """Return the full name of a file, for messages."""
+        return f"{self.where}/{file}"
+
+    def metadata(self) -> Metadata:
+        """Read metadata.json."""
+        try:
+            text = self.read_bytes(METADATA_FILE).decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.name_of(METADATA_FILE)}: is not text: it is damaged"
+            ) from error
+        return parse_metadata(text, self.name_of(METADATA_FILE))
+
+    def read_bytes(self, file: str) -> bytes:
+        """Read a whole file."""
+        try:
+            if self.local is not None:
+                return (self.local / file).read_bytes()
+            return bytes(self._remote.cat_file(f"{self._root}/{file}"))
+        except FileNotFoundError as error:
+            raise self._absent(file) from error
+
+    def open(self, file: str) -> pa.NativeFile:
+        """Open a file for reading here and there in it."""
+        try:
+            if self.local is not None:
+                return pa.OSFile(str(self.local / file))
+            return pa.PythonFile(self._remote.open(f"{self._root}/{file}", "rb"), mode="r")
+        except FileNotFoundError as error:
+            raise self._absent(file) from error
+
+    def size_of(self, file: str) -> int:
+        """Return the size of a file in bytes."""
+        try:
+            if self.local is not None:
+                return (self.local / file).stat().st_size
+            return int(self._remote.size(f"{self._root}/{file}"))
+        except FileNotFoundError as error:
+            raise self._absent(file) from error
+
+    def digest_of(self, file: str) -> str | None:
+        """Return the sha256 of a file; None far away, where it would be read for that alone."""
+        return None if self.local is None else sha256_of(self.local / file)
+
+    def _absent(self, file: str) -> InputError:
+        if file == METADATA_FILE:
+            return InputError(
+                f"{self.where}: there is no {METADATA_FILE}: it is not a folder that `preprocess` "
+                "finished (nor a Hub dataset of that kind); run `alphastomics preprocess` first"
+            )
+        return InputError(
+            f"{self.name_of(file)}: is missing, though {METADATA_FILE} lists it: copy the whole "
+            "folder again, or preprocess again"
+        )

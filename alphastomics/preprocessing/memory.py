@@ -1,0 +1,73 @@
+"""The whole split in memory: sets are drawn from one resident table, from any layout."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from threading import Lock
+
+import numpy as np
+
+from alphastomics.preprocessing import order
+from alphastomics.preprocessing.patches import patches
+from alphastomics.preprocessing.sets import Window
+from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, placed
+from alphastomics.preprocessing.streaming import Draw, mapped
+
+
+class MemorySource:
+    """Draws sets from a split that is read once, when its first batch is asked for."""
+
+    def __init__(self, reader: ShardReader, draw: Draw) -> None:
+        self.reader, self.draw = reader, draw
+        self._table: CellTable | None = None
+        self._lock = Lock()
+
+    def windows(
+        self, epoch: int, first_set: int, pool: Executor | None
+    ) -> Iterator[Callable[[], Window]]:
+        """Yield one window with all sets of this rank from `first_set` on."""
+        if self.reader.shards:
+            yield lambda: self._window(epoch, first_set, pool)
+
+    def _window(self, epoch: int, first_set: int, pool: Executor | None) -> Window:
+        table = self._loaded(pool)
+        if self.draw.kind == "random":
+            return Window(table, self._random_sets(epoch)[first_set:])
+        return Window(table, self._slice_sets(table, epoch, first_set))
+
+    def _loaded(self, pool: Executor | None) -> CellTable:
+        with self._lock:
+            if self._table is None:
+                tables = mapped(pool, self.reader.read, self.reader.pieces)
+                self._table = placed(tables, None)
+            return self._table
+
+    def _random_sets(self, epoch: int) -> list[Rows]:
+        draw = self.draw
+        cells = draw.count_units(self.reader)
+        start, stop = order.share_of(cells, draw.rank, draw.world_size)
+        rng = np.random.default_rng([draw.seed, order.GROUP_STREAM, epoch])
+        mine = rng.permutation(cells)[start:stop]
+        return [mine[first : first + draw.set_size] for first in range(0, len(mine), draw.set_size)]
+
+    def _slice_sets(self, table: CellTable, epoch: int, first_set: int) -> list[Rows]:
+        draw = self.draw
+        by_slice = np.argsort(table.slice_id, kind="stable")
+        numbers, starts = np.unique(table.slice_id[by_slice], return_index=True)
+        rows_of = dict(zip(numbers.tolist(), np.split(by_slice, starts[1:]), strict=True))
+        cells = {number: len(rows) for number, rows in rows_of.items()}
+        windows = order.slice_windows(cells, draw.set_size, len(table), draw.seed, epoch)
+        chosen = [chosen for window in windows for chosen in window]
+        start, stop = order.share_of(len(chosen), draw.rank, draw.world_size)
+        divided: dict[int, list[np.ndarray]] = {}
+        sets: list[Rows] = []
+        for one in chosen[start + first_set : stop]:
+            rows = rows_of[one.slice_number]
+            if one.slice_number not in divided:
+                rng = order.slice_generator(draw.seed, epoch, one.slice_number)
+                divided[one.slice_number] = (
+                    order.random_sets(len(rows), draw.set_size, rng)
+                    if draw.kind == "slice"
+                    else patches(table.position[rows], draw.set_size, rng)
+                )
+            sets.append(rows[divided[one.slice_number][one.number]])
+        return sets

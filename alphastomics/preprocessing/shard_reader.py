@@ -1,0 +1,235 @@
+"""Shards back into cells: row groups of Parquet enter, checked tables of numbers leave."""
+
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Bool, Float32, Int32, Int64
+from scipy.sparse import csr_array, vstack
+
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.normalize import absent, densified
+from alphastomics.preprocessing.schema import METADATA_FILE, SCALING_FILE, Metadata, ShardRecord
+
+Rows = slice | np.ndarray
+DAMAGED = "the shard was altered or cut short: copy it again, or preprocess again"
+
+
+@dataclass(frozen=True)
+class CellTable:
+    """Cells in memory; expression is dense, or CSR until a batch is made of it."""
+
+    expression: Float32[np.ndarray, "N G"] | csr_array
+    position: Float32[np.ndarray, "N 3"]
+    cell_type: Int32[np.ndarray, " N"]
+    slice_id: Int32[np.ndarray, " N"]
+    cell_id: Int64[np.ndarray, " N"]
+
+    def __len__(self) -> int:
+        """Count the cells."""
+        return len(self.cell_id)
+
+    def take(self, rows: Rows) -> "CellTable":
+        """Return some cells; a slice of them costs nothing."""
+        return CellTable(
+            self.expression[rows],
+            self.position[rows],
+            self.cell_type[rows],
+            self.slice_id[rows],
+            self.cell_id[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a row group."""
+
+    shard: int
+    group: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Count the cells."""
+        return self.stop - self.start
+
+
+class ShardReader:
+    """Reads the shards of one split; several threads may do so at once.
+
+    Parameters
+    ----------
+    folder
+        The processed folder.
+    metadata
+        What the folder's metadata.json says.
+    split
+        train, validation or test.
+    verify
+        Compare each shard with its sha256 before its first row is used, and every page with its
+        own checksum.
+    """
+
+    def __init__(self, folder: DataFolder, metadata: Metadata, split: str, *, verify: bool) -> None:
+        self.folder, self.metadata, self.split, self.verify = folder, metadata, split, verify
+        self.shards = metadata.splits[split].shards
+        self._footers: dict[int, pq.FileMetaData] = {}
+        self._locks = [Lock() for _ in self.shards]
+        self._verified: set[int] = set()
+        if verify:
+            for shard in self.shards:
+                self._check_size(shard)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """List all row groups."""
+        return [
+            Piece(number, group, 0, rows)
+            for number, shard in enumerate(self.shards)
+            for group, rows in enumerate(shard.row_groups)
+        ]
+
+    @cached_property
+    def absent_value(self) -> Float32[np.ndarray, "S G"] | None:
+        """Return what an entry that is not stored stands for, by slice; None where it is 0."""
+        if not (self.metadata.storage == "sparse" and self.metadata.normalization.scale):
+            return None
+        content = self.folder.read_bytes(SCALING_FILE)
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return absent(arrays["mean"], arrays["std"])
+
+    @cached_property
+    def measured_genes(self) -> Bool[np.ndarray, "P G"]:
+        """Return which genes each panel measured."""
+        table = np.ones((len(self.metadata.panels), self.metadata.num_genes), dtype=bool)
+        for number, panel in enumerate(self.metadata.panels):
+            table[number, panel.missing] = False
+        return table
+
+    @cached_property
+    def panel_of_slice(self) -> Int64[np.ndarray, " S"]:
+        """Return the panel of each slice."""
+        return np.array([record.panel for record in self.metadata.slices])
+
+    def read(self, piece: Piece) -> CellTable:
+        """Read some rows of a row group."""
+        record = self.shards[piece.shard]
+        self._verify_once(piece.shard)
+        try:
+            with self.folder.open(record.file) as source:
+                file = pq.ParquetFile(
+                    source,
+                    metadata=self._footers.get(piece.shard),
+                    page_checksum_verification=self.verify,
+                )
+                self._footers[piece.shard] = file.metadata
+                table = file.read_row_group(piece.group, self._columns, use_threads=False)
+            return self._cells(table, record, piece)
+        except (pa.ArrowException, OSError, KeyError, IndexError) as error:
+            said = " ".join(str(error).split())[:150]
+            where = self.folder.name_of(record.file)
+            raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from error
+
+    def dense(self, table: CellTable) -> Float32[np.ndarray, "N G"]:
+        """Return the expression of some cells as vectors."""
+        if isinstance(table.expression, np.ndarray):
+            return table.expression
+        return densified(table.expression, table.slice_id, self.absent_value)
+
+    @property
+    def _columns(self) -> list[str]:
+        stored = (
+            ["expression"] if self.metadata.storage == "dense" else ["gene_index", "gene_value"]
+        )
+        types = [] if self.metadata.cell_types is None else ["cell_type"]
+        return [*stored, "position", *types, "slice_id", "cell_id"]
+
+    def _check_size(self, shard: ShardRecord) -> None:
+        size = self.folder.size_of(shard.file)
+        if size != shard.bytes:
+            raise InputError(
+                f"{self.folder.name_of(shard.file)}: its checksum (sha256) cannot be that of "
+                f"{METADATA_FILE}: it has {size} bytes where {shard.bytes} were written; {DAMAGED}"
+            )
+
+    def _verify_once(self, number: int) -> None:
+        if not self.verify or number in self._verified:
+            return
+        with self._locks[number]:  # the first reader checks, the others wait for it
+            if number in self._verified:
+                return
+            shard = self.shards[number]
+            digest = self.folder.digest_of(shard.file)
+            if digest not in (None, shard.sha256):
+                raise InputError(
+                    f"{self.folder.name_of(shard.file)}: its checksum (sha256 {digest}) is not "
+                    f"that of {METADATA_FILE} ({shard.sha256}): {DAMAGED}"
+                )
+            self._verified.add(number)
+
+    def _cells(self, table: pa.Table, record: ShardRecord, piece: Piece) -> CellTable:
+        """Turn the columns of a row group into numbers, without copying."""
+        batch = table.combine_chunks().to_batches()[0]
+        rows, genes = len(batch), self.metadata.num_genes
+        if rows != record.row_groups[piece.group]:
+            raise KeyError(f"row group {piece.group} has {rows} rows")
+        expression: np.ndarray | csr_array
+        if self.metadata.storage == "dense":
+            values = batch["expression"].flatten().to_numpy()
+            if len(values) != rows * genes:
+                raise KeyError(f"expression does not hold {genes} genes per cell")
+            expression = values.reshape(rows, genes)
+        else:
+            expression = self._sparse(batch, rows, genes)
+        missing = np.full(rows, -1, dtype=np.int32)
+        typed = self.metadata.cell_types is not None
+        whole = CellTable(
+            expression,
+            batch["position"].flatten().to_numpy().reshape(rows, 3),
+            batch["cell_type"].to_numpy() if typed else missing,
+            batch["slice_id"].to_numpy(),
+            batch["cell_id"].to_numpy(),
+        )
+        return whole if len(piece) == rows else whole.take(slice(piece.start, piece.stop))
+
+    def _sparse(self, batch: pa.RecordBatch, rows: int, genes: int) -> csr_array:
+        index = batch["gene_index"]
+        indices, offsets = index.flatten().to_numpy(), index.offsets.to_numpy()
+        if len(indices) and not (indices.min() >= 0 and indices.max() < genes):
+            raise KeyError("gene_index lies outside the gene list")
+        values = batch["gene_value"].flatten().to_numpy()
+        return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
+
+
+def placed(tables: list[CellTable], order: Int64[np.ndarray, " N"] | None) -> CellTable:
+    """Join tables; `order[i]` is the row that becomes row i. Dense rows are moved only once."""
+    if isinstance(tables[0].expression, csr_array):
+        stacked = vstack([table.expression for table in tables], format="csr")
+        expression = stacked if order is None else stacked[order]
+    else:
+        expression = _placed([table.expression for table in tables], order)
+    return CellTable(
+        expression,
+        _placed([table.position for table in tables], order),
+        _placed([table.cell_type for table in tables], order),
+        _placed([table.slice_id for table in tables], order),
+        _placed([table.cell_id for table in tables], order),
+    )
+
+
+def _placed(blocks: list[np.ndarray], order: Int64[np.ndarray, " N"] | None) -> np.ndarray:
+    if order is None:
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    target = np.empty_like(order)
+    target[order] = np.arange(len(order))
+    joined = np.empty((len(order), *blocks[0].shape[1:]), dtype=blocks[0].dtype)
+    start = 0
+    for block in blocks:
+        joined[target[start : start + len(block)]] = block
+        start += len(block)
+    return joined

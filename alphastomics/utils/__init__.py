@@ -1,0 +1,1 @@
+"""Types that cross rooms, and metrics."""
