@@ -177,6 +177,16 @@ class TrainingConfig(Section):
     accumulate_grad_batches: int = count(1, "Batches whose gradients are added up for one update.")
     early_stopping: bool = Field(True, description="Stop when validation no longer improves.")
     patience: int = count(10, "Validations without improvement before stopping early.")
+    warmup_share: float = share(0.05, "Share of the steps over which the learning rate rises.")
+    final_lr_share: float = share(0.05, "Share of the peak learning rate left at the end.")
+    ema_decay: float = Field(
+        0.999, ge=0, lt=1, description="Decay of the averaged weights that are used and exported."
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="A gradient that is not finite stops the run, or is skipped and counted.",
+    )
+    compile: bool = Field(False, description="Compile the network with torch.compile.")
 
 
 class MaskingConfig(Section):
@@ -191,7 +201,7 @@ class MaskingConfig(Section):
     reconstruction_weight: float = Field(
         0.5, ge=0, description="Weight of the reconstruction loss on hidden entries."
     )
-    masking_probability: float = share(1.0, "Share of training steps that mask at all.")
+    masking_probability: float = share(1.0, "Share of the training sets that are masked at all.")
     progressive_masking: bool = Field(False, description="Grow the ratios from 0 to their values.")
     progressive_steps: int = count(10000, "Steps over which progressive masking grows.")
 
@@ -267,6 +277,7 @@ class LoggingConfig(Section):
     wandb_project: str = text("alphastomics", "Project name for Weights & Biases.")
     log_every_n_steps: int = count(10, "Steps between two logged values.")
     save_top_k: int = count(3, "Best checkpoints to keep.", minimum=0)
+    save_every_n_steps: int = count(500, "Steps between two writes of the last checkpoint.")
     save_dir: str = text("./outputs", "Folder under which each run has its own.")
     exp_name: str = text(
         "alphastomics",

@@ -8,14 +8,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_NOTES = 1.0
+
+
+class Advance(Protocol):
+    """Takes what was just finished and, for those who watch, how it goes."""
+
+    def __call__(self, finished: int, *, note: Callable[[], str] | None = None) -> None:
+        """Count finished units; `note` is asked for only when it is shown."""
+        ...
 
 
 @contextmanager
-def track(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+def track(description: str, total: int, unit: str) -> Iterator[Advance]:
     """Show how far a piece of work is; the yielded function takes what was just finished.
 
     Parameters
@@ -28,20 +38,29 @@ def track(description: str, total: int, unit: str) -> Iterator[Callable[[int], N
         What is counted, e.g. ``"cells"``.
     """
     if not logger.isEnabledFor(logging.INFO):
-        yield lambda _: None
+        yield _silent
     elif sys.stderr.isatty():
         from tqdm import tqdm
 
         with tqdm(total=total, desc=description, unit=f" {unit}", unit_scale=True) as bar:
-            yield lambda finished: _advance(bar.update, finished)
+            noted = 0.0
+
+            def advance(finished: int, *, note: Callable[[], str] | None = None) -> None:
+                nonlocal noted
+                if note is not None and time.monotonic() - noted >= SECONDS_BETWEEN_NOTES:
+                    noted = time.monotonic()
+                    bar.set_postfix_str(note(), refresh=False)
+                bar.update(finished)
+
+            yield advance
     else:
         lines = ProgressLines(description, total, unit)
         yield lines.advance
         lines.close()
 
 
-def _advance(update: Callable[[int], object], finished: int) -> None:
-    update(finished)
+def _silent(finished: int, *, note: Callable[[], str] | None = None) -> None:
+    """Show nothing."""
 
 
 class ProgressLines:
@@ -52,13 +71,13 @@ class ProgressLines:
         self.done = 0
         self.started = self.last_line = time.monotonic()
 
-    def advance(self, finished: int) -> None:
+    def advance(self, finished: int, *, note: Callable[[], str] | None = None) -> None:
         """Count finished units, and log a line if the last one is long enough ago."""
         self.done += finished
         now = time.monotonic()
         if now - self.last_line >= SECONDS_BETWEEN_LINES and self.done < self.total:
             self.last_line = now
-            logger.info(self.line(now))
+            logger.info(self.line(now) + (f", {note()}" if note is not None else ""))
 
     def line(self, now: float) -> str:
         """Describe the state at the time `now`."""

@@ -28,6 +28,18 @@ MAP = {
     "utils": {"errors"},
     "preprocessing": {"", "config", "errors", "files", "progress", "utils"},
     "attn_model": {"config", "errors", "utils"},
+    "diffusion_model": {
+        "",
+        "attn_model",
+        "config",
+        "config_file",
+        "errors",
+        "files",
+        "preprocessing",
+        "progress",
+        "seeds",
+        "utils",
+    },
     "demo": {"config", "simulate", "preprocessing"},
     "commands": {"cli", "cli_flags", "config_file", "demo", "errors", "preprocessing", "simulate"},
     "main": {"cli", "commands", "errors"},
@@ -35,6 +47,7 @@ MAP = {
 }
 # Module -> packages that must not be imported in it, at the top or within a function.
 BARRED = {
+    "diffusion_model": {"anndata", "scanpy", "pandas"},
     "attn_model": {"anndata", "scanpy", "lightning", "pyarrow", "pandas"},
     "simulate": {"torch", "scanpy"},
     "preprocessing": {"scanpy", "lightning"},

@@ -31,7 +31,7 @@ def distance_loss(
     """
     count = node_mask.sum(1).double()
     pairs = (count * (count - 1)).sum().clamp(min=1)
-    total = PairwiseError.apply(predicted, true.detach(), node_mask)
+    total: Tensor = PairwiseError.apply(predicted, true.detach(), node_mask)  # type: ignore[no-untyped-call]
     return (total.double() / pairs).to(total.dtype)
 
 

@@ -1,0 +1,193 @@
+"""What happens around a step: checkpoints, a stop on request, progress, and a time split."""
+
+import logging
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.progress import track
+from alphastomics.utils.dataholder import DataHolder
+
+logger = logging.getLogger(__name__)
+
+MONITORED = "val/loss"
+
+
+class RunInterrupted(Exception):
+    """A run was asked to stop, and has saved its state; `status` is the exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"interrupted (status {status})")
+        self.status = status
+
+
+class Keeper(pl.Callback):
+    """Keeps the last checkpoint every few steps, and the best ones by validation loss."""
+
+    def __init__(self, folder: RunFolder, every_n_steps: int, keep_best: int) -> None:
+        self.folder, self.every, self.keep_best = folder, every_n_steps, keep_best
+        self.best: dict[str, float] = {}
+        self.saved_step = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best checkpoints and their losses."""
+        return {"best": dict(self.best)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; files that were removed since do not count."""
+        kept = state_dict["best"].items()
+        self.best = {
+            name: loss for name, loss in kept if (self.folder.checkpoints / name).is_file()
+        }
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
+        """Write the last checkpoint when it is due."""
+        step = trainer.global_step
+        if step != self.saved_step and step % self.every == 0:
+            self.saved_step = step
+            trainer.save_checkpoint(self.folder.last)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep a checkpoint that is among the best, and the last one."""
+        if trainer.sanity_checking or not trainer.fit_loop.epoch_loop.val_loop:
+            return
+        loss = float(trainer.callback_metrics[MONITORED])
+        worst = max(self.best.values(), default=float("inf"))
+        name = f"epoch{trainer.current_epoch:04d}-step{trainer.global_step:07d}.ckpt"
+        if self.keep_best and (len(self.best) < self.keep_best or loss < worst):
+            self.best[name] = loss
+            dropped = sorted(self.best, key=lambda key: self.best[key])[self.keep_best :]
+            for key in dropped:
+                del self.best[key]
+            if name in self.best:
+                trainer.save_checkpoint(self.folder.checkpoints / name)
+            if trainer.is_global_zero:
+                for key in dropped:
+                    (self.folder.checkpoints / key).unlink(missing_ok=True)
+        self.saved_step = trainer.global_step
+        trainer.save_checkpoint(self.folder.last)
+
+    def best_path(self) -> Path | None:
+        """Return the best checkpoint, if there is one."""
+        if not self.best:
+            return None
+        return self.folder.checkpoints / min(self.best, key=lambda key: self.best[key])
+
+
+class StopOnRequest(pl.Callback):
+    """On SIGTERM or Ctrl-C: finish the step, save, mark the run interrupted, and leave."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.received: int | None = None
+        self.previous: dict[int, Any] = {}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen for signals."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.previous[number] = signal.signal(number, self.receive)
+
+    def receive(self, number: int, _frame: Any) -> None:
+        """Remember a signal; a second Ctrl-C leaves at once."""
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
+        """Stop here if any rank was asked to."""
+        asked = self.received is not None
+        if trainer.world_size > 1:
+            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        if asked:
+            trainer.save_checkpoint(self.folder.last)
+            if trainer.is_global_zero:
+                self.folder.mark("interrupted", step=trainer.global_step)
+            logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)
+            raise RunInterrupted(128 + (self.received or signal.SIGTERM))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        self.previous.clear()
+
+
+class Progress(pl.Callback):
+    """Shows cells per second, the loss and the time left."""
+
+    def __init__(self, total_cells: int) -> None:
+        self.total = total_cells
+        self.stack = ExitStack()
+        self.advance: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the bar on the first rank, at the place where a resumed run goes on."""
+        if trainer.is_global_zero:
+            done = trainer.fit_loop.epoch_progress.current.completed / (trainer.max_epochs or 1)
+            self.advance = self.stack.enter_context(track("train", self.total, "cells"))
+            self.advance(round(done * self.total))
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: DataHolder,
+        batch_idx: int,
+    ) -> None:  # fmt: skip
+        """Count the cells of the step, over all ranks."""
+        if self.advance is not None:
+            cells = int(batch.node_mask.sum()) * trainer.world_size
+            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            self.advance(cells, note=lambda: f"loss {float(loss):.4g}")
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Close the bar."""
+        self.stack.close()
+
+
+class TimeSplit(pl.Callback):
+    """Measures where a step's time goes: data, forward, backward, optimizer."""
+
+    PARTS = ("data", "forward", "backward", "optimizer")
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(self.PARTS, 0.0)
+        self.steps = 0
+        self.clock: float | None = None
+
+    def lap(self, part: str | None) -> None:
+        """Add the time since the last lap to a part."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if part is not None and self.clock is not None:
+            self.seconds[part] += now - self.clock
+        self.clock = now
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock: what comes before the first batch is waiting for data."""
+        self.lap(None)
+
+    def on_train_batch_start(self, *_args: Any) -> None:
+        """Count the wait for data."""
+        self.lap("data")
+
+    def on_before_backward(self, *_args: Any) -> None:
+        """Count the forward pass."""
+        self.lap("forward")
+
+    def on_after_backward(self, *_args: Any) -> None:
+        """Count the backward pass."""
+        self.lap("backward")
+
+    def on_train_batch_end(self, *_args: Any) -> None:
+        """Count the update of the weights."""
+        self.lap("optimizer")
+        self.steps += 1
+
+    def table(self) -> dict[str, float]:
+        """Return milliseconds a step of each part."""
+        return {part: 1e3 * self.seconds[part] / max(self.steps, 1) for part in self.PARTS}

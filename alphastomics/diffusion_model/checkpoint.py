@@ -1,0 +1,174 @@
+"""Checkpoints: tensors and plain data enter, one sealed file leaves; and the way back, checked.
+
+A checkpoint is what `torch.save` writes, read with `weights_only=True` alone, so that no code of a
+file ever runs. It carries its format, config, genes and scale under the key `alphastomics`, and the
+sha256 of all its content under `sha256`: torch itself does not notice a flipped bit.
+"""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from torch import Tensor
+
+from alphastomics import __version__
+from alphastomics.config_file import parse_document, to_document
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.files import replacing, write_text
+
+FORMAT = 1
+OWN_KEY, SEAL_KEY = "alphastomics", "sha256"
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+
+
+def plain(value: Any, where: str = "checkpoint") -> Any:
+    """Return a value as tensors and plain data; what is neither is our own mistake."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [plain(item, f"{where}[{index}]") for index, item in enumerate(items)]
+    raise TypeError(f"{where}: {type(value).__name__} is no plain data")
+
+
+def digest(value: Any) -> str:
+    """Return the sha256 of plain data, whatever the order in which a file stores it."""
+    hasher = hashlib.sha256()
+    _feed(hasher, value)
+    return hasher.hexdigest()
+
+
+def _feed(hasher: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().flatten()
+        hasher.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
+        hasher.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    elif isinstance(value, Mapping):
+        hasher.update(f"mapping {len(value)}".encode())
+        for key, item in value.items():
+            hasher.update(repr(key).encode())
+            _feed(hasher, item)
+    elif isinstance(value, list | tuple):
+        hasher.update(f"list {len(value)}".encode())
+        for item in value:
+            _feed(hasher, item)
+    else:
+        hasher.update(f"{type(value).__name__} {value!r}".encode())
+
+
+class SealedCheckpointIO(TorchCheckpointIO):
+    """Lightning's reading and writing of checkpoints, whole and sealed."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint, complete or not at all."""
+        content = plain(checkpoint)
+        content[SEAL_KEY] = digest(content)
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as partial:
+            torch.save(content, partial)
+
+    def load_checkpoint(self, path: Any, *_args: Any, **_kwargs: Any) -> dict[str, Any]:
+        """Read a checkpoint, refusing what was altered; never as code, whatever is asked for."""
+        return read_checkpoint(Path(path))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint to the CPU and check its seal, or say what is wrong with it."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a checkpoint file such as last.ckpt")
+    if not path.is_file():
+        raise InputError(f"{path}: no such checkpoint")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{path}: not a checkpoint of AlphaSTomics, or damaged: it holds something other than "
+            "tensors and plain data, and was not run"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{path}: cannot be read as a checkpoint: it is truncated or damaged"
+        ) from error
+    if not isinstance(content, dict) or OWN_KEY not in content or SEAL_KEY not in content:
+        raise InputError(f"{path}: not a checkpoint of AlphaSTomics")
+    found = content[OWN_KEY].get("format") if isinstance(content[OWN_KEY], dict) else None
+    if found != FORMAT:
+        raise InputError(
+            f"{path}: checkpoint format {found!r}; this version ({__version__}) reads format "
+            f"{FORMAT}: use the version of AlphaSTomics that wrote it"
+        )
+    seal = content.pop(SEAL_KEY)
+    if digest(content) != seal:
+        raise InputError(f"{path}: altered since it was written: its content differs from its seal")
+    return content
+
+
+def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "config": to_document(module.config),
+        "genes": list(genes),
+        "position_scale": float(module.position_scale),
+    }
+
+
+def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, data: str) -> None:
+    """Refuse data whose genes are not the checkpoint's, in order; show the first difference."""
+    if list(known) == list(found):
+        return
+    pairs = zip([*known, None], [*found, None], strict=False)
+    place, (one, other) = next(
+        (place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1]
+    )
+    raise InputError(
+        f"{path}: trained on {len(known)} genes, {data} has {len(found)}; first difference at gene "
+        f"{place + 1}: {one!r} in the checkpoint, {other!r} in the data. Preprocess the data with "
+        "the checkpoint's gene list"
+    )
+
+
+def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
+    """Build the module of a checkpoint, ready to use, and return it with its genes."""
+    content = read_checkpoint(path)
+    card = content[OWN_KEY]
+    config = parse_document(card["config"], str(path))
+    module = AlphaSTomicsModule(config, len(card["genes"]), position_scale=card["position_scale"])
+    try:
+        module.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise InputError(f"{path}: its weights do not fit its own config: it is damaged") from error
+    return module.eval(), card["genes"]
+
+
+def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Path) -> Path:
+    """Write the averaged weights as safetensors, with a JSON of config, genes and scale."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.contiguous() for name, value in module.average.state_dict().items()}
+    with replacing(folder / WEIGHTS_FILE) as partial:
+        save_file(weights, partial, metadata={SEAL_KEY: digest(weights)})
+    write_text(folder / CONFIG_FILE, json.dumps(card_of(module, genes), indent=2) + "\n")
+    return folder / WEIGHTS_FILE

@@ -1,0 +1,97 @@
+"""The randomness of a step: a seed and the sets' keys enter; times, noise and masks leave.
+
+Each set draws from a stream of its own, a pure function of (seed, what for, key of the set). So the
+draw does not change with the other sets of the batch, the number of ranks, or a resumed run.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from alphastomics.config import MaskingConfig, Mode
+from alphastomics.diffusion_model.masking import Hidden, draw_hidden
+from alphastomics.diffusion_model.noise import NoiseModel, centered_noise, draw_noise
+
+
+class Draws(NamedTuple):
+    """Times (B, 2), noise of expression (B, N, G) and position (B, N, 3), and hidden entries."""
+
+    times: Tensor
+    expression: Tensor
+    position: Tensor
+    hidden: Hidden
+
+
+def stream_seed(*key: int | str) -> int:
+    """Return a 63-bit seed that is a pure function of the key."""
+    text = "/".join(str(part) for part in key)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def set_keys(cell_id: Int[Tensor, "B N"]) -> list[str]:
+    """Name each set by the number of its first cell, which no other set of the epoch has.
+
+    Cells without a number, as of bare tensors, leave the set's place in the batch.
+    """
+    first = cell_id[:, 0].tolist()
+    return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
+
+
+def draw_for_sets(
+    noise_model: NoiseModel,
+    mode: Mode,
+    masking: MaskingConfig,
+    expression: Float[Tensor, "B N G"],
+    node_mask: Tensor,
+    step: int,
+    seeds: list[int],
+) -> Draws:
+    """Draw what a batch needs, set by set.
+
+    Parameters
+    ----------
+    noise_model, mode, masking
+        What is noised and hidden, and how.
+    expression, node_mask
+        The batch, for its shapes and device.
+    step
+        Training steps done, for progressive masking.
+    seeds
+        Seed of each set.
+    """
+    device, dtype = expression.device, expression.dtype
+    generator = torch.Generator(device)
+    parts = []
+    for index, seed in enumerate(seeds):
+        generator.manual_seed(seed)
+        one, real = expression[index : index + 1], node_mask[index : index + 1]
+        times = noise_model.draw_times(1, mode, generator, device)
+        hidden = draw_hidden(masking, one, times > 0, step, generator)
+        noise = draw_noise(tuple(one.shape), real, generator, dtype)
+        shift = centered_noise((1, one.shape[1], 3), real, generator, dtype)
+        parts.append(Draws(times, noise, shift, hidden))
+    return Draws(
+        torch.cat([part.times for part in parts]),
+        torch.cat([part.expression for part in parts]),
+        torch.cat([part.position for part in parts]),
+        _joined([part.hidden for part in parts], expression),
+    )
+
+
+def _joined(parts: list[Hidden], expression: Float[Tensor, "B N G"]) -> Hidden:
+    """Put the sets' masks together; a set that hides nothing among others gets an empty mask."""
+    if all(part.expression is None for part in parts):
+        return Hidden(None, None)
+    _, num_cells, num_genes = expression.shape
+
+    def joined(masks: list[Tensor | None], width: int) -> Tensor:
+        empty = torch.zeros(1, num_cells, width, dtype=torch.bool, device=expression.device)
+        return torch.cat([empty if mask is None else mask for mask in masks])
+
+    return Hidden(
+        joined([part.expression for part in parts], num_genes),
+        joined([part.position for part in parts], 3),
+    )

@@ -1,0 +1,267 @@
+"""A training step: a batch enters, a loss leaves: noise, mask, model, loss, log.
+
+The one place where the noise, the network and the losses meet. Positions are in the user's units
+outside; inside, each set is centred and divided by one number per data set.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from jaxtyping import Float
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+from alphastomics.attn_model.model import Model, Prediction
+from alphastomics.config import Config
+from alphastomics.config_file import as_config
+from alphastomics.diffusion_model.average import average_decay, update_average
+from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
+from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, LossTerms
+from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.errors import InputError
+from alphastomics.utils.dataholder import DataHolder
+
+# Draws of time and noise for each validation batch: few sets make one draw a poor estimate.
+VALIDATION_DRAWS = 4
+
+
+class Scored(NamedTuple):
+    """What a step made: the loss, the prediction with the network's statistics, and the mask."""
+
+    terms: LossTerms
+    prediction: Prediction
+    node_mask: Tensor
+
+
+class AlphaSTomicsModule(pl.LightningModule):
+    """The diffusion model of expression and position.
+
+    Parameters
+    ----------
+    cfg
+        The typed config, or a dict spelled like config.yaml.
+    num_genes
+        Genes of the data.
+    position_scale
+        What one unit inside the model is in the user's units.
+    """
+
+    position_scale: Tensor
+    updates: Tensor
+
+    def __init__(
+        self, cfg: Config | Mapping[str, Any], num_genes: int, *, position_scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.config = as_config(cfg)
+        if not (math.isfinite(position_scale) and position_scale > 0):
+            raise InputError(f"position_scale: expected a number above 0, got {position_scale}")
+        self.model = Model.from_config(self.config, num_genes)
+        self.average = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
+        self.noise_model = NoiseModel(self.config.diffusion)
+        loss, masking = self.config.loss, self.config.masking
+        self.loss = DualModalLoss(
+            loss.lambda_expression,
+            loss.lambda_position,
+            masking.reconstruction_weight,
+            loss.position,
+            reflection=loss.reflection,
+        )
+        # float64, so that a scale survives the way through a checkpoint to the last digit.
+        scale = torch.tensor(position_scale, dtype=torch.float64)
+        self.register_buffer("position_scale", scale)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.slice_names: list[str] = []
+        self.seen_slices: list[Tensor] = []
+        self.expert_counts: Tensor | None = None
+        self.skipped_steps = 0
+        self.last: Scored | None = None
+
+    @property
+    def denoiser(self) -> Model:
+        """Return the network to use: the averaged one, unless it is being trained."""
+        return self.model if self.training else self.average
+
+    def inner_positions(self, batch: DataHolder) -> Float[Tensor, "B N 3"]:
+        """Centre each set and bring it to unit scale."""
+        moved = centered(batch.positions.double(), batch.node_mask) / self.position_scale
+        return moved.to(batch.expression.dtype)
+
+    def score(self, batch: DataHolder, draws: Draws) -> Scored:
+        """Noise a batch, denoise it, and compare: steps 4 to 7 of the way of a batch."""
+        settings = self.config.diffusion
+        true = Cells(batch.expression, self.inner_positions(batch))
+        times = draws.times
+        noised_expression = self.noise_model.noised(
+            true.expression, draws.expression, times[:, 0], settings.nu_expression
+        )
+        noised_position = self.noise_model.noised(
+            true.position, draws.position, times[:, 1], settings.nu_position
+        )
+        prediction = self.denoiser(
+            noised_expression,
+            noised_position,
+            self.noise_model.network_time(times, true.expression.dtype),
+            batch.node_mask,
+            gene_mask=batch.gene_mask,
+            expression_hidden=draws.hidden.expression,
+            position_hidden=draws.hidden.position,
+        )
+        entries = Entries(
+            batch.node_mask,
+            batch.gene_mask,
+            times > 0,
+            draws.hidden.expression,
+            draws.hidden.position,
+        )
+        predicted = Cells(prediction.expression, prediction.position)
+        terms = self.loss(predicted, true, entries, prediction.aux.penalty)
+        return Scored(terms, prediction, batch.node_mask)
+
+    def draw(self, batch: DataHolder, *purpose: int | str) -> Draws:
+        """Draw the randomness of a batch: a pure function of seed, purpose and sets."""
+        seed = self.config.seed.global_seed
+        keys = set_keys(batch.cell_id)
+        return draw_for_sets(
+            self.noise_model,
+            self.config.training.mode,
+            self.config.masking,
+            batch.expression,
+            batch.node_mask,
+            int(self.updates),
+            [stream_seed(seed, *purpose, key) for key in keys],
+        )
+
+    def training_step(self, batch: DataHolder, batch_idx: int) -> Tensor:
+        """Noise, mask, model, loss, log."""
+        # Dropout and the routers' noise draw from the global state: a pure function of the step.
+        step = (self.current_epoch, batch_idx, self.global_rank)
+        torch.manual_seed(stream_seed(self.config.seed.global_seed, "step", *step))
+        self.seen_slices.append(batch.slice_id)
+        scored = self.score(batch, self.draw(batch, "train", self.current_epoch))
+        self.last = scored
+        self.count_experts(scored.prediction)
+        self.log_terms("train", scored.terms, int(batch.node_mask.shape[0]), on_step=True)
+        return scored.terms.total
+
+    def count_experts(self, prediction: Prediction) -> None:
+        """Add up what each expert was chosen for, over the batches of one update."""
+        routing = prediction.aux.routing
+        if routing is not None and self.config.layer.moe_balance == "bias":
+            counts = routing.counts
+            self.expert_counts = (
+                counts if self.expert_counts is None else self.expert_counts + counts
+            )
+
+    def balance_experts(self) -> None:
+        """Move the routers' bias by the use of the experts over all ranks."""
+        if self.expert_counts is not None:
+            counts = self.trainer.strategy.reduce(self.expert_counts.clone(), reduce_op="sum")
+            assert isinstance(counts, Tensor)
+            self.model.update_balance_bias(counts)
+            self.expert_counts = None
+
+    def validation_step(self, batch: DataHolder, batch_idx: int) -> None:
+        """Score the averaged network on draws that are the same in every epoch."""
+        for number in range(VALIDATION_DRAWS):
+            scored = self.score(batch, self.draw(batch, "validation", number))
+            self.log_terms("val", scored.terms, int(batch.node_mask.sum()), on_step=False)
+
+    def log_terms(self, stage: str, terms: LossTerms, weight: int, *, on_step: bool) -> None:
+        """Log every term under its name."""
+        values = {f"{stage}/{name}": value.detach() for name, value in terms._asdict().items()}
+        values[f"{stage}/loss"] = values.pop(f"{stage}/total")
+        self.log_dict(
+            values,
+            on_step=on_step,
+            on_epoch=not on_step,
+            batch_size=max(weight, 1),
+            sync_dist=not on_step,
+        )
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the weights, then their average and the routers' balance."""
+        super().optimizer_step(*args, **kwargs)
+        self.balance_experts()
+        decay = average_decay(self.config.training.ema_decay, int(self.updates))
+        update_average(self.average, self.model, decay)
+        self.updates += 1
+        self.seen_slices.clear()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradient; one that is not finite never reaches the weights."""
+        training = self.config.training
+        limit = training.gradient_clip_val or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = whole_tensor(norm)
+        if bool(torch.isfinite(norm)):
+            self.log("train/grad_norm", norm, on_step=True, on_epoch=False)
+        elif training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":
+            # In half precision an overflow is the loss scale's business: it skips and adapts.
+            optimizer.zero_grad(set_to_none=True)
+            self.skipped_steps += 1
+            self.log("train/skipped_steps", float(self.skipped_steps), on_step=True, on_epoch=False)
+        else:
+            raise InputError(
+                f"the gradient is not finite at step {self.global_step}, epoch "
+                f"{self.current_epoch}, in a batch of {self.describe_slices()}; the weights were "
+                "not changed. Lower --lr, check these slices, or set training.on_nonfinite: skip"
+            )
+
+    def describe_slices(self) -> str:
+        """Name the slices whose cells were in the batches of this step."""
+        numbers = sorted({n for part in self.seen_slices for n in part.flatten().tolist()})
+        known = self.slice_names
+        names = [known[n] if n < len(known) else str(n) for n in numbers if n >= 0]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return f"slices {shown}" if names else "unnamed slices"
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW with a linear warm-up and a cosine decay to a share of the peak."""
+        training = self.config.training
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), training.learning_rate, weight_decay=training.weight_decay
+        )
+        total = max(int(self.trainer.estimated_stepping_batches), 1)
+        warmup = max(round(training.warmup_share * total), 1)
+
+        def factor(step: int) -> float:
+            return learning_rate_factor(step, total, warmup, training.final_lr_share)
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+
+def whole_tensor(value: Tensor) -> Tensor:
+    """Return a number that is sharded over ranks as a plain one."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def learning_rate_factor(step: int, total: int, warmup: int, final: float) -> float:
+    """Share of the peak learning rate: rises over `warmup` steps, falls to `final` at `total`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min((step - warmup) / max(total - warmup, 1), 1.0)
+    return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+
+
+class MaskedDiffusionModule(AlphaSTomicsModule):
+    """The same model with masked diffusion switched on, whatever the config says."""
+
+    def __init__(
+        self, cfg: Config | Mapping[str, Any], num_genes: int, *, position_scale: float = 1.0
+    ) -> None:
+        config = as_config(cfg)
+        masking = config.masking.model_copy(update={"enable": True})
+        super().__init__(
+            config.model_copy(update={"masking": masking}),
+            num_genes,
+            position_scale=position_scale,
+        )

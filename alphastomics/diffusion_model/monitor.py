@@ -1,0 +1,230 @@
+"""Watching a run: what the layers did and the gradients enter; named values and warnings leave.
+
+The names, healthy ranges and thresholds are those of docs/monitoring.md. A warning is said in words
+once when its condition begins, not at every step, and its flag is logged as 1.0 while it lasts.
+"""
+
+import logging
+from collections import deque
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from alphastomics.attn_model.inspection import gate_moments, record
+from alphastomics.attn_model.routing import expert_use, normalized_use_entropy
+from alphastomics.diffusion_model.module import AlphaSTomicsModule, whole_tensor
+from alphastomics.utils.dataholder import DataHolder
+
+logger = logging.getLogger(__name__)
+
+GRADIENT_EVERY = 100  # steps between two looks at gradients and modulation weights
+ENTROPY_FLOOR, GATE_CEILING = 0.5, 0.95
+GRADIENT_CEILING, GRADIENT_FLOOR = 10.0, 0.01
+LOOKS_BEFORE_WARNING = 10  # one small gradient is chance; ten in a row, or no change at all, is not
+PROBE_TIMES = (0.1, 0.5, 0.9)
+
+ADVICE = {
+    "moe/expert_collapse_warning": "few experts do all the work: raise "
+    "TransformerLayer_setting.moe_load_balance_loss_weight (0.01 to 0.1), or set moe_balance: bias",
+    "gate/no_filtering_warning": "the gates are nearly all open and filter nothing: check that "
+    "they started near 0.5, lower the learning rate, or use gate_type: none",
+    "grad/moe_gate_grad_overflow": "the router's gradient is very large: lower the learning rate "
+    "or training.gradient_clip_val, or set moe_z_loss_weight (0.001)",
+    "grad/moe_gate_grad_vanishing": "the router hardly learns any more: raise the learning rate "
+    "or the balance weight, or use fewer experts",
+    "time_cond/frozen_warning": "the time modulation does not change: check that it is trained "
+    "(learning rate, frozen parameters) and that several times are drawn",
+}
+
+
+class Episodes:
+    """Says a warning when its condition begins, and is silent until it has ended."""
+
+    def __init__(self) -> None:
+        self.active: set[str] = set()
+
+    def update(self, name: str, *, happening: bool, detail: str) -> float:
+        """Take the condition's state; return the flag to log."""
+        if happening and name not in self.active:
+            self.active.add(name)
+            logger.warning("%s (%s): %s", name, detail, ADVICE[name])
+        elif not happening:
+            self.active.discard(name)
+        return float(happening)
+
+
+def norm_of(tensors: list[Tensor]) -> float:
+    """L2 norm of all the numbers of some tensors together."""
+    if not tensors:
+        return 0.0
+    norms = [torch.linalg.vector_norm(tensor.detach().float()) for tensor in tensors]
+    total = torch.linalg.vector_norm(torch.stack([whole_tensor(norm) for norm in norms]))
+    return float(total)
+
+
+class Monitor(pl.Callback):
+    """Logs the state of experts, gates, gradients and time modulation."""
+
+    def __init__(self, every_n_steps: int) -> None:
+        self.every = every_n_steps
+        self.episodes = Episodes()
+        self.small_gradients = 0
+        self.norms: deque[float] = deque(maxlen=LOOKS_BEFORE_WARNING)
+        self.step = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to warn as an uninterrupted one would."""
+        return {
+            "active": sorted(self.episodes.active),
+            "small_gradients": self.small_gradients,
+            "norms": list(self.norms),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.episodes.active = set(state_dict["active"])
+        self.small_gradients = state_dict["small_gradients"]
+        self.norms = deque(state_dict["norms"], maxlen=LOOKS_BEFORE_WARNING)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+    ) -> None:
+        """Look at gradients before they are clipped."""
+        assert isinstance(pl_module, AlphaSTomicsModule)
+        if trainer.global_step % GRADIENT_EVERY:
+            return
+        values = self.gradient_values(pl_module) | self.modulation_values(pl_module)
+        publish(trainer, values)
+
+    def gradient_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
+        """Gradient norms of the routers and of the time modulation."""
+        model = module.model
+        time = [p.grad for p in model.time_modulation_parameters().values() if p.grad is not None]
+        values = {"grad/time_modulation_grad_norm": norm_of(time)}
+        router = [p.grad for p in model.router_parameters().values() if p.grad is not None]
+        if router:
+            norm = norm_of(router)
+            self.small_gradients = self.small_gradients + 1 if norm < GRADIENT_FLOOR else 0
+            detail = f"norm {norm:.3g}"
+            values["grad/moe_gate_grad_norm"] = norm
+            values["grad/moe_gate_grad_overflow"] = self.episodes.update(
+                "grad/moe_gate_grad_overflow", happening=norm > GRADIENT_CEILING, detail=detail
+            )
+            values["grad/moe_gate_grad_vanishing"] = self.episodes.update(
+                "grad/moe_gate_grad_vanishing",
+                happening=self.small_gradients >= LOOKS_BEFORE_WARNING,
+                detail=detail,
+            )
+        return values
+
+    def modulation_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
+        """L2 norm of the time modulation's weights: it grows while the network learns from time."""
+        norm = norm_of(list(module.model.time_modulation_parameters().values()))
+        self.norms.append(norm)
+        frozen = len(self.norms) == LOOKS_BEFORE_WARNING and len(set(self.norms)) == 1
+        return {
+            "time_cond/modulation_l2_norm": norm,
+            "time_cond/frozen_warning": self.episodes.update(
+                "time_cond/frozen_warning", happening=frozen, detail=f"norm {norm:.3g}"
+            ),
+        }
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_args: Any
+    ) -> None:
+        """Log experts and gates of the step just done."""
+        assert isinstance(pl_module, AlphaSTomicsModule)
+        due = trainer.global_step % self.every == 0 and trainer.global_step != self.step
+        if not due or pl_module.last is None:
+            return
+        self.step = trainer.global_step
+        values = self.expert_values(trainer, pl_module) | self.gate_values(pl_module)
+        publish(trainer, values)
+
+    def expert_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
+        """Expert use over all ranks, mean over layers."""
+        assert module.last is not None
+        routing = module.last.prediction.aux.routing
+        if routing is None:
+            return {}
+        counts = trainer.strategy.reduce(routing.counts.clone(), reduce_op="sum")
+        assert isinstance(counts, Tensor)
+        entropy = float(normalized_use_entropy(counts).mean())
+        return {
+            "moe/expert_entropy_normalized": entropy,
+            "moe/expert_usage_std": float(expert_use(counts).std(-1, correction=0).mean()),
+            "moe/avg_aux_loss": float(module.last.prediction.aux.balance_loss),
+            "moe/expert_collapse_warning": self.episodes.update(
+                "moe/expert_collapse_warning",
+                happening=entropy < ENTROPY_FLOOR,
+                detail=f"normalized entropy {entropy:.2f}",
+            ),
+        }
+
+    def gate_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
+        """Mean and spread of the gates, over real cells, mean over layers."""
+        assert module.last is not None
+        gates = module.last.prediction.aux.gates
+        if not gates:
+            return {}
+        moments = [gate_moments(gate, module.last.node_mask) for gate in gates]
+        mean, std = (float(torch.stack(each).mean()) for each in zip(*moments, strict=True))
+        return {
+            "gate/activation_mean": mean,
+            "gate/activation_std": std,
+            "gate/no_filtering_warning": self.episodes.update(
+                "gate/no_filtering_warning",
+                happening=mean > GATE_CEILING,
+                detail=f"mean {mean:.2f}",
+            ),
+        }
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the modulation's norm once an epoch."""
+        assert isinstance(pl_module, AlphaSTomicsModule)
+        norm = norm_of(list(pl_module.model.time_modulation_parameters().values()))
+        publish(trainer, {"time_cond_epoch/modulation_l2_norm": norm})
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: DataHolder,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Probe experts and gates by diffusion time and modality, on the first batch."""
+        assert isinstance(pl_module, AlphaSTomicsModule)
+        if batch_idx == 0 and not trainer.sanity_checking:
+            publish(trainer, probe(pl_module, batch))
+
+
+@torch.no_grad()
+def probe(module: AlphaSTomicsModule, batch: DataHolder) -> dict[str, float]:
+    """Expert choice and gate by layer, with one modality noised to t = 0.1, 0.5 and 0.9."""
+    values = {}
+    for modality, name in enumerate(("expression", "position")):
+        for time in PROBE_TIMES:
+            draws = module.draw(batch, "probe", name, int(time * 10))
+            times = torch.zeros_like(draws.times)
+            times[:, modality] = round(time * module.noise_model.num_timesteps)
+            with record(module.denoiser) as recording:
+                module.score(batch, draws._replace(times=times))
+            where = f"{name}/t{time}"
+            for layer, seen in enumerate(recording.layers):
+                if seen.expert_use is not None:
+                    for expert, use in enumerate(seen.expert_use.tolist()):
+                        values[f"moe_by_time/{where}/layer{layer}/expert{expert}"] = use
+            for layer, (mean, _) in enumerate(recording.gate_statistics()):
+                values[f"gate_by_layer/{where}/layer{layer}"] = mean
+    return values
+
+
+def publish(trainer: pl.Trainer, values: dict[str, float]) -> None:
+    """Send values to every logger of the run."""
+    if trainer.is_global_zero and values:
+        for each in trainer.loggers:
+            each.log_metrics({**values, "epoch": trainer.current_epoch}, trainer.global_step)

@@ -1,0 +1,142 @@
+"""The folder of a run: what was asked for, on what, how it goes, and how it ended.
+
+outputs/EXP_NAME/: config.yaml, environment.json, metrics.csv, status.json, checkpoints/, report.
+"""
+
+import csv
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from alphastomics import __version__
+from alphastomics.config import Config
+from alphastomics.config_file import to_yaml
+from alphastomics.errors import InputError
+from alphastomics.files import replacing, write_text
+
+LIBRARIES = ("torch", "lightning", "numpy", "pyarrow", "torchdata")
+COLUMNS = ("step", "epoch", "name", "value")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the parts of a run lie."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """Return the checkpoint that a resumed run goes on from."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def metrics(self) -> Path:
+        """Return the file of everything that was logged."""
+        return self.path / "metrics.csv"
+
+    def exists(self) -> bool:
+        """Say whether a run has begun here."""
+        return (self.path / "status.json").is_file()
+
+    def prepare(self, config: Config, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder, or refuse one that holds another run."""
+        if self.exists() and not resume:
+            if not overwrite:
+                raise InputError(
+                    f"{self.path}: holds a run already; go on with --resume last, choose another "
+                    "--exp_name, or replace it with --overwrite"
+                )
+            # Only what a run writes: never a user's own file beside it.
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            for name in ("metrics.csv", "status.json", "report.json"):
+                (self.path / name).unlink(missing_ok=True)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_text(self.path / "config.yaml", to_yaml(config))
+        write_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def mark(self, state: str, **details: Any) -> None:
+        """Write down how the run stands: running, interrupted, finished or failed."""
+        write_text(
+            self.path / "status.json", json.dumps({"state": state, **details}, indent=2) + "\n"
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Return what the run runs on."""
+    import torch
+
+    return {
+        "alphastomics": __version__,
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        **{name: metadata.version(name) for name in LIBRARIES},
+    }
+
+
+class CsvLog(Logger):
+    """Everything that is logged, one value a line, in metrics.csv.
+
+    A resumed run cuts off what was logged after its checkpoint, and so logs what an uninterrupted
+    run would have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """Name of the logger."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """Version of the run: there is one in a folder."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave them to config.yaml, which the run folder has."""
+        assert not kwargs
+
+    @rank_zero_only
+    def start(self, step: int) -> None:
+        """Begin the file, or cut off what comes after the step that a run resumes from."""
+        rows = [row for row in self.rows() if int(row["step"]) < step] if step else []
+        with replacing(self.path) as partial, partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def rows(self) -> list[dict[str, str]]:
+        """Read the complete rows of the file."""
+        if not self.path.is_file():
+            return []
+        with self.path.open(newline="") as file:
+            return [row for row in csv.DictReader(file) if None not in row.values()]
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
+        """Append the values of a step."""
+        epoch = int(metrics.get("epoch", 0))
+        with self.path.open("a", newline="") as file:
+            writer = csv.writer(file)
+            for name in sorted(set(metrics) - {"epoch"}):
+                # repr keeps every digit, so that equal runs have equal files.
+                writer.writerow([step, epoch, name, repr(float(metrics[name]))])

@@ -1,0 +1,98 @@
+"""On what a run is spread: settings and the machine enter, Lightning's strategy leaves."""
+
+import importlib.util
+import os
+from typing import Any, Literal, NamedTuple
+
+import torch
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    ModelParallelStrategy,
+    Strategy,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from alphastomics.attn_model.model import Model
+from alphastomics.config import Config, DistributedConfig, Precision
+from alphastomics.errors import InputError
+
+LIGHTNING_PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "32": "32-true"}
+
+
+class Devices(NamedTuple):
+    """Kind and number of the devices of one machine."""
+
+    accelerator: Literal["cpu", "gpu"]
+    number: int
+
+
+def choose_devices(settings: DistributedConfig) -> Devices:
+    """Return what to run on; more GPUs than the machine has are refused.
+
+    Under a launcher such as torchrun on CPUs, each of its processes is a device.
+    """
+    present = torch.cuda.device_count()
+    asked = settings.devices
+    if asked == "auto":
+        asked = 1
+    if asked == 0 or (present == 0 and asked == 1):
+        return Devices("cpu", int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if asked > present:
+        raise InputError(
+            f"--gpus {asked} (distributed.devices): this machine has {present} GPU(s); "
+            "ask for fewer, or 0 for the CPU"
+        )
+    return Devices("gpu", asked)
+
+
+def choose_precision(precision: Precision, devices: Devices) -> Any:
+    """Return Lightning's name of a precision; auto is bf16 on a GPU and 32 on a CPU."""
+    if precision == "auto":
+        precision = "bf16" if devices.accelerator == "gpu" else "32"
+    if precision == "fp16" and devices.accelerator == "cpu":
+        raise InputError(
+            "training.precision (--fp16): half precision needs a GPU; use bf16 or 32 on a CPU"
+        )
+    return LIGHTNING_PRECISION[precision]
+
+
+def choose_strategy(config: Config, devices: Devices) -> Strategy | str:
+    """Return the strategy that the settings ask for."""
+    settings = config.distributed
+    ranks = devices.number * settings.num_nodes
+    backend = "nccl" if devices.accelerator == "gpu" else "gloo"
+    if settings.strategy == "fsdp":
+        return ModelParallelStrategy(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=backend,
+        )
+    if settings.strategy == "deepspeed":
+        return deepspeed_strategy(config, devices)
+    if settings.strategy == "ddp" or ranks > 1:
+        return DDPStrategy(process_group_backend=backend)
+    return "auto"
+
+
+def deepspeed_strategy(config: Config, devices: Devices) -> Strategy:
+    """Return DeepSpeed's ZeRO, or say why it cannot run here."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise InputError(
+            "distributed.strategy deepspeed: DeepSpeed is not installed; "
+            "pip install 'alphastomics[deepspeed]', or use --strategy fsdp"
+        )
+    if devices.accelerator == "cpu":
+        raise InputError(
+            "distributed.strategy deepspeed: needs a GPU here; use --strategy ddp or fsdp on a CPU"
+        )
+    return DeepSpeedStrategy(stage=config.distributed.deepspeed.stage)
+
+
+def shard_model(model: Model, mesh: DeviceMesh, config: Config) -> None:
+    """Shard a network layer by layer (FSDP2), in place."""
+    reshard = config.distributed.fsdp.sharding_strategy == "FULL_SHARD"
+    for layer in model.trunk.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)

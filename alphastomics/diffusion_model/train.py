@@ -1,0 +1,321 @@
+"""A training run: a config and a processed folder enter, a run folder with checkpoints leaves."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers.logger import Logger
+
+from alphastomics.attn_model.accounting import account
+from alphastomics.config import Config, LayerConfig
+from alphastomics.diffusion_model.callbacks import (
+    MONITORED,
+    Keeper,
+    Progress,
+    RunInterrupted,
+    StopOnRequest,
+    TimeSplit,
+)
+from alphastomics.diffusion_model.checkpoint import (
+    OWN_KEY,
+    SealedCheckpointIO,
+    card_of,
+    export_weights,
+    load_module,
+    read_checkpoint,
+    require_same_genes,
+)
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
+from alphastomics.diffusion_model.spread import (
+    choose_devices,
+    choose_precision,
+    choose_strategy,
+    shard_model,
+)
+from alphastomics.errors import InputError
+from alphastomics.files import write_text
+from alphastomics.preprocessing.batch_loader import create_dataloaders
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.schema import Metadata
+from alphastomics.seeds import seed_everything
+
+logger = logging.getLogger(__name__)
+
+
+class Request(NamedTuple):
+    """What a caller asks for beside the settings."""
+
+    resume: str | None = None
+    overwrite: bool = False
+    profile: bool = False
+
+
+class TrainedModule(AlphaSTomicsModule):
+    """The module inside a run: it can be sharded, and its checkpoints say what they are."""
+
+    genes: list[str]
+
+    def configure_model(self) -> None:
+        """Shard the network and its average when the strategy has a mesh of devices."""
+        mesh = getattr(self, "device_mesh", None)
+        if mesh is not None and not getattr(self, "is_sharded", False):
+            for network in (self.model, self.average):
+                shard_model(network, mesh["data_parallel"], self.config)
+            self.is_sharded = True
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Write down format, config, genes and scale."""
+        checkpoint[OWN_KEY] = card_of(self, self.genes)
+
+
+def check_data(config: Config, metadata: Metadata) -> None:
+    """Refuse data that cannot be trained on with these settings."""
+    where = config.data.processed_data_dir
+    cells = metadata.splits["train"].cells
+    if cells == 0:
+        raise InputError(f"{where}: the training split is empty; raise --train_ratio")
+    if config.model.num_genes not in (None, metadata.num_genes):
+        raise InputError(
+            f"model.num_genes (--num_genes): {config.model.num_genes}, but {where} has "
+            f"{metadata.num_genes} genes; leave it out, or preprocess with the right gene list"
+        )
+    if config.training.batch_size > cells:
+        raise InputError(
+            f"training.batch_size (--batch_size): {config.training.batch_size}, but the training "
+            f"split of {where} has {cells} cells; use at most that many"
+        )
+
+
+def resume_path(request: Request, folder: RunFolder) -> Path | None:
+    """Return the checkpoint to go on from; `last` in a folder without one starts anew."""
+    if request.resume is None:
+        return None
+    if request.resume != "last":
+        return Path(request.resume)
+    if not folder.last.is_file():
+        logger.info("%s: no checkpoint yet; starting anew", folder.path)
+        return None
+    return folder.last
+
+
+def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
+    """Refuse a checkpoint of another model or gene list; return the step it was written at."""
+    content = read_checkpoint(path)
+    card = content[OWN_KEY]
+    data = config.data.processed_data_dir
+    require_same_genes(card["genes"], metadata.genes, path, data)
+    module = AlphaSTomicsModule(config, metadata.num_genes)
+    found = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if found != wanted:
+        names = sorted(set(found.items()) ^ set(wanted.items()))
+        raise InputError(
+            f"{path}: its network is not the one that the settings describe (first difference: "
+            f"{names[0][0]}); use the config.yaml of its run folder"
+        )
+    return int(content["global_step"])
+
+
+def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Logger]:
+    """Return the CSV file, which is always written, and what else was asked for."""
+    kind = config.logging.logger
+    if kind == "csv":
+        return [csv_log]
+    try:
+        if kind == "tensorboard":
+            from lightning.pytorch.loggers import TensorBoardLogger
+
+            return [csv_log, TensorBoardLogger(folder.path, name="tensorboard", version="")]
+        from lightning.pytorch.loggers import WandbLogger
+
+        # Offline unless the user has logged in: no account is needed to train.
+        return [
+            csv_log,
+            WandbLogger(
+                project=config.logging.wandb_project,
+                name=config.logging.exp_name,
+                save_dir=str(folder.path),
+                mode="offline",
+            ),
+        ]
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"logging.logger {kind}: not installed; pip install 'alphastomics[track]'"
+        ) from error
+
+
+def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
+    """Say when the number of experts is far from what the number of cells suggests."""
+    if not layer.use_moe:
+        return None
+    experts, top_k = (4, 1) if cells < 10_000 else (8, 2) if cells <= 100_000 else (16, 2)
+    if experts / 2 <= layer.num_experts <= experts * 2:
+        return None
+    return (
+        f"{layer.num_experts} experts for {cells:,} cells: as a rule of thumb use {experts} with "
+        f"top-{top_k}, and a balance weight of 0.01 to 0.1"
+    )
+
+
+def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> None:
+    """Log what will be trained on what."""
+    costs = account(module.model, set_size)
+    cells = metadata.splits["train"].cells
+    logger.info(
+        "%s parameters (%s active), %.2g FLOPs a cell and step; %s training cells, %d genes",
+        f"{costs['parameters_total']:,}",
+        f"{costs['parameters_active']:,}",
+        float(costs["flops_per_cell_step"]),
+        f"{cells:,}",
+        metadata.num_genes,
+    )
+    advice = rule_of_thumb(module.config.layer, cells)
+    if advice:
+        logger.warning("%s", advice)
+
+
+def position_scale(config: Config, metadata: Metadata) -> float:
+    """Return what becomes 1 inside the model: the spread of the cells of a set, one number.
+
+    A set drawn across slices spreads as the whole data set does, one of a slice as slices do.
+    """
+    statistics = metadata.position_statistics
+    assert statistics is not None  # there are training cells: checked before
+    across = config.data.loading.set_draw == "random"
+    return statistics.scale if across else statistics.within_slice_scale
+
+
+def make_trainer(
+    config: Config, folder: RunFolder, callbacks: list[pl.Callback], csv_log: CsvLog
+) -> pl.Trainer:
+    """Set Lightning up for a run on this machine."""
+    devices = choose_devices(config.distributed)
+    return pl.Trainer(
+        accelerator=devices.accelerator,
+        devices=devices.number,
+        num_nodes=config.distributed.num_nodes,
+        strategy=choose_strategy(config, devices),
+        precision=choose_precision(config.training.precision, devices),
+        max_epochs=config.training.max_epochs,
+        accumulate_grad_batches=config.training.accumulate_grad_batches,
+        logger=make_loggers(config, folder, csv_log),
+        log_every_n_steps=config.logging.log_every_n_steps,
+        callbacks=callbacks,
+        plugins=[SealedCheckpointIO()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+    )
+
+
+def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
+    """Return the loaders of training and validation for this rank."""
+    loading = config.data.loading
+    training, validation, _ = create_dataloaders(
+        config.data.processed_data_dir,
+        batch_size=config.training.batch_size,
+        streaming=loading.streaming,
+        buffer_size=loading.buffer_size,
+        num_workers=loading.num_workers,
+        set_size=loading.set_size,
+        set_draw=loading.set_draw,
+        seed=config.seed.global_seed,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        verify_checksums=loading.verify_checksums,
+    )
+    return training, validation
+
+
+def early_stopping(config: Config) -> list[pl.Callback]:
+    """Return the callback that stops a run whose validation loss no longer falls."""
+    if not config.training.early_stopping:
+        return []
+    return [EarlyStopping(MONITORED, patience=config.training.patience, check_finite=False)]
+
+
+def train(config: Config, request: Request) -> dict[str, Any]:
+    """Train a model; return a summary of the run."""
+    metadata = DataFolder(config.data.processed_data_dir).metadata()
+    check_data(config, metadata)
+    folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
+    has_validation = metadata.splits["validation"].cells > 0
+    keeper = Keeper(folder, config.logging.save_every_n_steps, config.logging.save_top_k)
+    split = TimeSplit()
+    csv_log = CsvLog(folder.metrics)
+    callbacks: list[pl.Callback] = [
+        Monitor(config.logging.log_every_n_steps),
+        Progress(metadata.splits["train"].cells * config.training.max_epochs),
+        *([split] if request.profile else []),
+        *(early_stopping(config) if has_validation else []),
+        keeper,
+        StopOnRequest(folder),
+    ]
+    checkpoint = resume_path(request, folder)
+    step = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
+    trainer = make_trainer(config, folder, callbacks, csv_log)
+    if trainer.is_global_zero:
+        folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
+        csv_log.start(step)
+        folder.mark("running")
+    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
+    module = TrainedModule(
+        config, metadata.num_genes, position_scale=position_scale(config, metadata)
+    )
+    module.genes = metadata.genes
+    module.slice_names = [record.name for record in metadata.slices]
+    describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
+    training, validation = make_loaders(config, trainer)
+    run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
+    return conclude(trainer, folder, keeper, split if request.profile else None)
+
+
+def run_fit(
+    trainer: pl.Trainer,
+    module: TrainedModule,
+    training: Any,
+    validation: Any | None,
+    checkpoint: Path | None,
+) -> None:
+    """Train, and leave with the status of the signal where one stopped the run."""
+    try:
+        trainer.fit(
+            module,
+            training,
+            validation,
+            ckpt_path=None if checkpoint is None else str(checkpoint),
+            weights_only=True,
+        )
+    except RunInterrupted as stop:
+        raise SystemExit(stop.status) from stop
+
+
+def conclude(
+    trainer: pl.Trainer, folder: RunFolder, keeper: Keeper, split: TimeSplit | None
+) -> dict[str, Any]:
+    """Save the end of a run, export the best weights, and write its report."""
+    trainer.save_checkpoint(folder.last)
+    best = keeper.best_path() or folder.last
+    summary: dict[str, Any] = {
+        "run": str(folder.path),
+        "best_checkpoint": str(best),
+        "last_checkpoint": str(folder.last),
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "best_val_loss": min(keeper.best.values(), default=None),
+    }
+    if split is not None:
+        summary["milliseconds_per_step"] = split.table()
+    if trainer.is_global_zero:
+        module, genes = load_module(best)
+        summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
+        write_text(folder.path / "report.json", json.dumps(summary, indent=2) + "\n")
+        folder.mark("finished", step=trainer.global_step)
+    return summary
