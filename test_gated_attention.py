@@ -1,4 +1,4 @@
-"""Checks gated and linear attention and reports each claim in words: python test_gated_attention.py."""
+"""Checks gated and linear attention, each claim in words: python test_gated_attention.py."""
 
 import subprocess
 import sys

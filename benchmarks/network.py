@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -110,7 +109,7 @@ def case_step(
 def case_gating(
     bench: Bench, sets: int, cells: int, *, repeats: int, compiled: bool = False
 ) -> Result:
-    """Compare steps with each gate and without, taken in turn so that drift hits all alike."""
+    """Compare the fastest step with each gate and without, in turn so that drift hits all alike."""
     inputs = make_cells(bench, sets, cells)
     gates = ("none", "headwise", "elementwise")
     steps = {
@@ -122,7 +121,7 @@ def case_gating(
         {gate: bench.milliseconds(step, repeats=1, warm_up=0) for gate, step in steps.items()}
         for _ in range(repeats)
     ]
-    best = {gate: statistics.median(times[gate] for times in rounds) for gate in gates}
+    best = {gate: min(times[gate] for times in rounds) for gate in gates}
     costs = {f"{gate}_cost": best[gate] / best["none"] - 1 for gate in gates[1:]}
     return {**{f"{gate}_ms": value for gate, value in best.items()}, **costs}
 
@@ -219,7 +218,7 @@ def cpu_cases() -> dict[str, Callable[[Bench], Result]]:
             b, 1, 4000, repeats=1, warm_up=0, plain=True, gate="none"
         ),
         "gating 1x1000": lambda b: case_gating(b, 1, 1000, repeats=11),
-        **moe_cases(4096),
+        **dict(list(moe_cases(4096).items())[:1]),
     }
 
 

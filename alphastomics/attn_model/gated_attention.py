@@ -149,15 +149,7 @@ class GatedMultiHeadAttention(nn.Module):
         require_node_mask(node_mask, cells)
         cells = without_padding(cells, node_mask)
         mixed = without_padding(self.attend(cells, node_mask)[0], node_mask)
-        if not output_attentions:
-            return mixed
-        if cells.shape[1] > LARGEST_ATTENTION_MAP:
-            raise InputError(
-                f"output_attentions: expected at most {LARGEST_ATTENTION_MAP} cells, got "
-                f"{cells.shape[1]}; use inspection.record, which needs no N x N matrix"
-            )
-        heads = self.project(cells)
-        return mixed, self.weights(heads.query, heads.key, node_mask)
+        return (mixed, self.attention_map(cells, node_mask)) if output_attentions else mixed
 
     def attend(
         self, cells: Float[Tensor, "B N D"], node_mask: Bool[Tensor, "B N"] | None
@@ -206,6 +198,18 @@ class GatedMultiHeadAttention(nn.Module):
         if node_mask is not None:
             logits = logits.masked_fill(~visible_keys(node_mask), -math.inf)
         return logits.softmax(dim=-1)
+
+    def attention_map(
+        self, cells: Float[Tensor, "B N D"], node_mask: Bool[Tensor, "B N"] | None
+    ) -> Float[Tensor, "B H N N"]:
+        """Compute the attention of every cell to every other, for sets small enough to look at."""
+        if cells.shape[1] > LARGEST_ATTENTION_MAP:
+            raise InputError(
+                f"output_attentions: expected at most {LARGEST_ATTENTION_MAP} cells, got "
+                f"{cells.shape[1]}; inspection.record tells the attention that each cell receives"
+            )
+        heads = self.project(cells)
+        return self.weights(heads.query, heads.key, node_mask)
 
 
 def rms_norm(heads: Float[Tensor, "B H N K"], norm: nn.RMSNorm) -> Float[Tensor, "B H N K"]:

@@ -14,11 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from alphastomics.attn_model.gated_attention import (
-    LARGEST_ATTENTION_MAP,
-    GatedMultiHeadAttention,
-)
-from alphastomics.attn_model.inputs import require_setting
+from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention
 from alphastomics.attn_model.routing import expert_use
 from alphastomics.attn_model.transformer import LayerOutput, TransformerLayer
 
@@ -132,7 +128,8 @@ def record(
         if attention != "none":
             seen = layer.attention_input(cells, time)
             received = attention_received(layer.attention, seen, node_mask)
-            attention_map = _whole_map(layer, seen, node_mask) if attention == "map" else None
+            if attention == "map":
+                attention_map = layer.attention.attention_map(seen, node_mask)
         use = None if output.routing is None else expert_use(output.routing.counts)
         gate = None if output.gate is None else output.gate.detach()
         recording.layers.append(LayerRecord(gate, use, received, attention_map))
@@ -145,16 +142,3 @@ def record(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _whole_map(
-    layer: TransformerLayer, cells: Float[Tensor, "B N D"], node_mask: Bool[Tensor, "B N"] | None
-) -> Float[Tensor, "B H N N"]:
-    """Compute a layer's attention as a matrix, for sets small enough to look at."""
-    require_setting(
-        cells.shape[1] <= LARGEST_ATTENTION_MAP,
-        f"attention: 'map' is for at most {LARGEST_ATTENTION_MAP} cells, got {cells.shape[1]}; "
-        "use 'received'",
-    )
-    heads = layer.attention.project(cells)
-    return layer.attention.weights(heads.query, heads.key, node_mask)

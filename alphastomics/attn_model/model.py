@@ -129,7 +129,7 @@ class Model(nn.Module):
         diffusion_time: Float[Tensor, "B T"],
         node_mask: Bool[Tensor, "B N"] | None = None,
         *,
-        gene_mask: Bool[Tensor, "B G"] | None = None,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
         expression_hidden: Bool[Tensor, "B N G"] | None = None,
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
         output_hidden_states: bool = False,
@@ -147,7 +147,7 @@ class Model(nn.Module):
         node_mask
             True for real cells; None when there is no padding.
         gene_mask
-            True for genes that the set's slice measured; None when all were.
+            True for genes that were measured, by set or by cell; None when all were.
         expression_hidden, position_hidden
             True for entries hidden by masked diffusion; whatever they hold is not seen.
         output_hidden_states
@@ -163,9 +163,9 @@ class Model(nn.Module):
             node_mask,
             position_hidden=position_hidden,
             context=context,
+            keep_hidden=output_hidden_states,
         )
-        hidden = output.hidden if output_hidden_states else ()
-        states = tuple(without_padding(cells, node_mask) for cells in hidden)
+        states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         return Prediction(output.expression, output.position, self._auxiliary(output, states))
 
     def update_balance_bias(self, counts: Float[Tensor, "L E"]) -> None:
@@ -195,7 +195,7 @@ class Model(nn.Module):
     def _hide(
         self,
         expression: Float[Tensor, "B N G"],
-        gene_mask: Bool[Tensor, "B G"] | None,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
         hidden: Bool[Tensor, "B N G"] | None,
     ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N D"]]:
         """Put a learned value where a gene is hidden or was not measured, and say how many are."""
@@ -204,9 +204,10 @@ class Model(nn.Module):
             share[..., 0] = hidden.to(share.dtype).mean(-1)
             expression = torch.where(hidden, self.unseen_value.to(expression.dtype), expression)
         if gene_mask is not None:
-            share[..., 1] = 1 - gene_mask.to(share.dtype).mean(-1, keepdim=True)
+            measured = gene_mask if gene_mask.ndim == 3 else gene_mask[:, None]
+            share[..., 1] = 1 - measured.to(share.dtype).mean(-1)
             unseen = self.unseen_value.to(expression.dtype)
-            expression = torch.where(gene_mask[:, None], expression, unseen)
+            expression = torch.where(measured, expression, unseen)
         # The sum adds nothing but a gradient of zero: data-parallel training refuses a parameter
         # that no step reaches, and most runs hide nothing.
         return expression, self.unseen_share(share) + 0 * self.unseen_value.sum()
@@ -236,8 +237,10 @@ class Model(nn.Module):
     ) -> None:
         """Refuse masks that do not fit the cells."""
         num_sets, num_cells = expression.shape[:2] if expression.ndim == 3 else ("B", "N")
+        by_cell = gene_mask is not None and gene_mask.ndim == 3
+        gene_shape = (num_sets, *([num_cells] if by_cell else []), self.num_genes)
         wanted = {
-            "gene_mask": (gene_mask, (num_sets, self.num_genes)),
+            "gene_mask": (gene_mask, gene_shape),
             "expression_hidden": (expression_hidden, (num_sets, num_cells, self.num_genes)),
             "position_hidden": (position_hidden, (num_sets, num_cells, 3)),
         }

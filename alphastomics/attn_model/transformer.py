@@ -54,7 +54,8 @@ class LayerOutput(NamedTuple):
 class TrunkOutput(NamedTuple):
     """Denoised expression (B, N, E) and positions (B, N, 3), and what each layer did.
 
-    `hidden` holds the cells (B, N, D) that entered the first layer and that left each one.
+    `hidden` holds the cells (B, N, D) that entered the first layer and that left each one, if asked
+    for.
     """
 
     expression: Tensor
@@ -136,7 +137,7 @@ class TransformerLayer(nn.Module):
         Parameters
         ----------
         cells
-            Cells; those that are padding must be finite.
+            Cells; whatever padding holds is not seen.
         time
             Embedded diffusion time of each set.
         node_mask
@@ -145,6 +146,7 @@ class TransformerLayer(nn.Module):
         require_tensor("cells", cells, ("B", "N", self.d_model), kind="float", device=time.device)
         require_tensor("time", time, (len(cells), self.d_model), kind="float", device=cells.device)
         require_node_mask(node_mask, cells)
+        cells = without_padding(cells, node_mask)
         shift, scale, alpha, shift_ff, scale_ff, alpha_ff = self.modulation(time)
         mixed, gate = self.attention.attend(modulate(cells, shift, scale), node_mask)
         cells = cells + alpha * self.dropout(mixed)
@@ -283,6 +285,7 @@ class GatedSelfAttentionModel(nn.Module):
         *,
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
         context: Float[Tensor, "B N D"] | None = None,
+        keep_hidden: bool = False,
     ) -> TrunkOutput:
         """Run the network on checked inputs.
 
@@ -294,41 +297,54 @@ class GatedSelfAttentionModel(nn.Module):
             True for coordinates that the network must not see.
         context
             What else is known of each cell, added to its embedding.
+        keep_hidden
+            Return the cells between the layers too.
         """
         expression = without_padding(expression, node_mask)
         seen = seen_coordinates(position, node_mask, position_hidden)
         offset = centered(at_least_float32(position), seen)
         time = self.time_in(diffusion_time)
-        embedded = self.expression_in(expression) + self.position_in(offset, seen)
-        embedded = embedded + time[:, None] + (0 if context is None else context)
-        # The residual stream keeps the precision of the weights under autocast.
-        cells = without_padding(embedded.to(self.position_out.weight.dtype), node_mask)
-        outputs = self._run_layers(cells, time, node_mask)
-        decoded = self._decode(outputs[-1].cells, time, expression, offset)
-        return TrunkOutput(
-            without_padding(decoded[0], node_mask),
-            centered(decoded[1], seen_coordinates(position, node_mask, None)),
-            tuple(output.gate.detach() for output in outputs if output.gate is not None),
-            tuple(output.routing for output in outputs if output.routing is not None),
-            (cells, *(output.cells for output in outputs)),
-        )
+        embedded = self._embed(expression, offset, seen, time, context)
+        cells = without_padding(embedded, node_mask)
+        hidden = [cells] if keep_hidden else []
+        gates: list[Tensor] = []
+        routing: list[RouterStatistics] = []
+        for layer in self.layers:
+            output = self._run(layer, cells, time, node_mask)
+            cells = output.cells
+            hidden += [cells] if keep_hidden else []
+            gates += [] if output.gate is None else [output.gate.detach()]
+            routing += [] if output.routing is None else [output.routing]
+        decoded, placed = self._decode(cells, time, expression, offset)
+        decoded = without_padding(decoded, node_mask)
+        placed = centered(placed, seen_coordinates(position, node_mask, None))
+        return TrunkOutput(decoded, placed, tuple(gates), tuple(routing), tuple(hidden))
 
-    def _run_layers(
+    def _embed(
         self,
+        expression: Float[Tensor, "B N E"],
+        offset: Float[Tensor, "B N 3"],
+        seen: Bool[Tensor, "B N 3"],
+        time: Float[Tensor, "B D"],
+        context: Float[Tensor, "B N D"] | None,
+    ) -> Float[Tensor, "B N D"]:
+        """Add up what is known of a cell: expression, position, time and context."""
+        embedded = self.expression_in(expression) + self.position_in(offset, seen) + time[:, None]
+        embedded = embedded if context is None else embedded + context
+        # The residual stream keeps the precision of the weights under autocast.
+        return embedded.to(self.position_out.weight.dtype)
+
+    def _run(
+        self,
+        layer: nn.Module,
         cells: Float[Tensor, "B N D"],
         time: Float[Tensor, "B D"],
         node_mask: Bool[Tensor, "B N"] | None,
-    ) -> list[LayerOutput]:
-        """Run the layers in order, forgetting their activations if asked to."""
-        outputs: list[LayerOutput] = []
-        for layer in self.layers:
-            if self.checkpointing and torch.is_grad_enabled():
-                output = checkpoint(layer, cells, time, node_mask, use_reentrant=False)
-            else:
-                output = layer(cells, time, node_mask)
-            cells = output.cells
-            outputs.append(output)
-        return outputs
+    ) -> LayerOutput:
+        """Run a layer, forgetting its activations until the backward pass if asked to."""
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            return layer(cells, time, node_mask)
+        return checkpoint(layer, cells, time, node_mask, use_reentrant=False)
 
     def _decode(
         self,

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.attn_model.models import GENES
+
 
 @pytest.fixture
 def as_in_production() -> Iterator[None]:
@@ -43,3 +45,10 @@ def awaken():
         return module
 
     return move
+
+
+@pytest.fixture
+def batch(ragged_mask):
+    """Draw expression, positions, two times and a ragged mask."""
+    expression, position = torch.randn(3, 7, GENES).double(), torch.randn(3, 7, 3).double()
+    return expression, position, torch.rand(3, 2).double(), ragged_mask
