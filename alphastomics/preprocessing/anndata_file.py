@@ -237,12 +237,13 @@ class Expression:
         """Read some rows of a CSR, or columns of a CSC; every index is checked against `width`."""
         with reading(self.path, f"X, entries {start} to {stop}"):
             pointers = np.asarray(self.element["indptr"][start : stop + 1]).astype(np.int64)
-            rising = bool((np.diff(pointers) >= 0).all()) and pointers[0] >= 0
-            self._require(rising and pointers[-1] <= self.filled, "indptr that does not rise")
+            ends_fit = pointers[0] >= 0 and pointers[-1] <= self.filled
+            rising = bool(ends_fit and (np.diff(pointers) >= 0).all())
+            self._require(rising, "indptr that does not rise")
             indices = np.asarray(self.element["indices"][pointers[0] : pointers[-1]])
             values = np.asarray(self.element["data"][pointers[0] : pointers[-1]])
             inside = not len(indices) or (indices.min() >= 0 and indices.max() < width)
-            self._require(inside, "indices outside the matrix")
+            self._require(bool(inside), "indices outside the matrix")
         parts = (values.astype(np.float32), indices.astype(np.int32), pointers - pointers[0])
         return csr_array(parts, shape=(stop - start, width))
 

@@ -122,12 +122,12 @@ class BatchLoader:
         }
 
     def __iter__(self) -> Iterator[DataHolder]:
-        """Yield the batches of the next epoch, or the rest of a resumed one."""
+        """Yield the batches of the next epoch, or the rest of a resumed one.
+
+        An epoch begins with its first batch: trainers make iterators that they never use.
+        """
         epoch, start = self._epoch, self._start
         self._epoch, self._start, self._current = epoch + 1, 0, (epoch, start)
-        return self._batches(epoch, start)
-
-    def _batches(self, epoch: int, start: int) -> Iterator[DataHolder]:
         with ExitStack() as stack:
             readers, coordinator, makers = (self._pool(stack, number) for number in (0, 1, 2))
             drawn = 0 if self.same_every_epoch else epoch

@@ -90,7 +90,7 @@ def output_folder(path: Path) -> Iterator[None]:
         yield
     except InputError:
         for folder in made:
-            if not any(folder.iterdir()):
+            if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
         raise
 

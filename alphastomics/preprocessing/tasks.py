@@ -12,7 +12,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from threading import Thread
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from alphastomics.errors import InputError
 
@@ -37,7 +37,7 @@ class Crew:
         self.workers, self.scheduler = workers, scheduler
         self._pool: Any = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Crew":
         if self.scheduler is not None:
             self._pool = _dask_client(self.scheduler)
         return self

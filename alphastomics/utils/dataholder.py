@@ -6,7 +6,6 @@ E experts, S slices, P panels (sets of measured genes), T diffusion times (1 sha
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -57,7 +56,7 @@ class DataHolder:
         expression: Float[Tensor, "B N G"],
         positions: Float[Tensor, "B N 3"],
         node_mask: Bool[Tensor, "B N"],
-    ) -> Self:
+    ) -> "DataHolder":
         """Wrap bare tensors: no labels, and every gene counts as measured."""
         none = torch.full_like(node_mask, NONE, dtype=torch.int64)
         genes = expression.shape[-1]
@@ -83,15 +82,15 @@ class DataHolder:
         """Count the real cells."""
         return self.node_mask.sum()
 
-    def to(self, *args: object, **kwargs: object) -> Self:
+    def to(self, *args: object, **kwargs: object) -> "DataHolder":
         """Move all tensors, as `Tensor.to` does; a floating dtype reaches floating tensors only."""
         return self._mapped(lambda tensor: _moved(tensor, *args, **kwargs))
 
-    def pin_memory(self) -> Self:
+    def pin_memory(self) -> "DataHolder":
         """Copy all tensors to page-locked memory, from which a GPU reads without waiting."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "DataHolder":
         changed = {
             field.name: change(value)
             for field in fields(self)
