@@ -183,13 +183,18 @@ class MixtureOfExperts(nn.Module):
         # float32 at least: in bf16 close logits tie, and cells change their expert by rounding.
         with torch.autocast(cells.device.type, enabled=False):
             x = rearrange(at_least_float32(cells), "b n d -> (b n) d")
-            logits = F.linear(x, at_least_float32(self.router.weight))
+            weight = self.router.weight
+            if self.training:
+                # One product for logits and noise: the cells are read once.
+                weight = torch.cat([weight, self.noise.weight])
+            scores = F.linear(x, at_least_float32(weight))
+            logits = scores[:, : self.num_experts]
             if logit_shift is not None:
                 shift = at_least_float32(logit_shift)
                 logits = logits + repeat(shift, "b e -> (b n) e", n=cells.shape[1])
             if self.training:
-                scale = F.softplus(F.linear(x, at_least_float32(self.noise.weight)))
-                logits = logits + torch.randn_like(scale) * scale
+                spread = F.softplus(scores[:, self.num_experts :])
+                logits = logits + torch.randn_like(spread) * spread
         return logits
 
     def mix_experts(

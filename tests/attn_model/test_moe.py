@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alphastomics.attn_model import MixtureOfExperts, dispatch
 from alphastomics.attn_model.accounting import active_parameters, total_parameters
@@ -56,6 +58,27 @@ def test_experts_equal_the_loop_over_cells_in_values_and_all_gradients(shape, dt
     torch.testing.assert_close(
         gradients(moe, cells, shift, fast, probe), gradients(moe, cells, shift, naive, probe)
     )
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda experts: st.tuples(
+            st.just(experts),
+            st.lists(st.lists(st.integers(0, experts - 1), min_size=2, max_size=2), min_size=1),
+        )
+    )
+)
+def test_a_plan_is_a_permutation_that_gathers_each_experts_visits_in_order(case):
+    num_experts, choices = case
+    choice = torch.tensor(choices)
+    plan = dispatch.plan_dispatch(choice, num_experts)
+    visits = torch.arange(choice.numel())
+    assert torch.equal(plan.order.sort().values, visits)
+    assert torch.equal(plan.order[plan.place], visits)
+    naive = sorted(range(choice.numel()), key=lambda visit: choice.flatten()[visit].item())
+    assert plan.order.tolist() == naive
+    ends = [(choice <= expert).sum().item() for expert in range(num_experts)]
+    assert plan.ends.tolist() == ends
 
 
 def test_the_grouped_product_and_the_one_an_expert_agree(monkeypatch):
