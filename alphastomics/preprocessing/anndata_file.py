@@ -116,12 +116,14 @@ class Frame:
 
     def __init__(self, path: Path, root: Any, name: str) -> None:
         self.path, self.root, self.name = path, root, name
-        if name not in root or not is_group(root[name]):
-            raise InputError(f"{path}: {name} is missing or of a format before 2019: {RESAVE}")
-        self.group = root[name]
-        self.index = str(attribute(self.group, "_index") or "_index")
-        if self.index not in self.group:
-            raise InputError(f"{path}: {name} has no index ({self.index!r} is missing): {RESAVE}")
+        with reading(path, name):
+            if name not in root or not is_group(root[name]):
+                raise InputError(f"{path}: {name} is missing or of a format before 2019: {RESAVE}")
+            self.group = root[name]
+            self.index = str(attribute(self.group, "_index") or "_index")
+            if self.index not in self.group:
+                raise InputError(f"{path}: {name} has no index {self.index!r}: {RESAVE}")
+            self.columns = sorted(set(self.group) - {self.index, "__categories"})
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -130,11 +132,6 @@ class Frame:
             if is_group(element):
                 element = element["codes" if "codes" in element else "values"]
             return int(element.shape[0])
-
-    @property
-    def columns(self) -> list[str]:
-        """Name the columns, the index apart."""
-        return sorted(key for key in self.group if key not in (self.index, "__categories"))
 
     def names(self, start: int, stop: int) -> pa.StringArray:
         """Read the index of some rows as strings."""
@@ -180,10 +177,10 @@ class Expression:
 
     def __init__(self, path: Path, root: Any, cells: int, genes: int) -> None:
         self.path, self.cells, self.genes = path, cells, genes
-        if "X" not in root:
-            raise InputError(f"{path}: X is missing: put the counts into adata.X and save again")
-        self.element = root["X"]
         with reading(path, "X"):
+            if "X" not in root:
+                raise InputError(f"{path}: X is missing: put the counts into adata.X and save it")
+            self.element = root["X"]
             self.kind = self._kind()
             self.filled = self._check_structure()
 
@@ -270,15 +267,15 @@ class Positions:
 
     def __init__(self, path: Path, root: Any, key: str, cells: int) -> None:
         self.path, self.field, self.cells = path, f"obsm[{key!r}]", cells
-        found = sorted(root["obsm"]) if "obsm" in root else []
-        if key not in found:
-            there = ", ".join(found) or "none"
-            raise InputError(
-                f"{path}: {self.field} is missing (keys of obsm: {there}): name the coordinates "
-                "with --position_key"
-            )
-        self.element = root["obsm"][key]
         with reading(path, self.field):
+            found = sorted(root["obsm"]) if "obsm" in root else []
+            if key not in found:
+                there = ", ".join(found) or "none"
+                raise InputError(
+                    f"{path}: {self.field} is missing (keys of obsm: {there}): name the "
+                    "coordinates with --position_key"
+                )
+            self.element = root["obsm"][key]
             self.columns = self._columns()
 
     def _columns(self) -> int:

@@ -68,16 +68,19 @@ def require_same(before: Any, now: dict[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def undone_on_bad_input(*paths: Path) -> Iterator[None]:
+def undone_on_bad_input(*paths: Path, empty: Path) -> Iterator[None]:
     """Remove the unfinished work when the input turns out to be bad: nothing half-written is left.
 
-    Work that was stopped for another reason stays, since the same command will go on with it.
+    Work that was stopped for another reason stays, since the same command will go on with it. The
+    folder `empty` goes too, if nothing is left in it.
     """
     try:
         yield
     except InputError:
         for path in paths:
             remove(path)
+        if empty.is_dir() and not any(empty.iterdir()):
+            empty.rmdir()
         raise
 
 

@@ -94,7 +94,7 @@ def run(
         resume.remove(folder)
     resume.make_folder(folder)
     resume.remove_partial_files(folder)
-    with resume.undone_on_bad_input(folder):
+    with resume.undone_on_bad_input(folder, empty=folder):
         resume.write_receipt(folder / resume.REQUEST_FILE, request)
         dataset = _act(options, request, surveys, genes, folder, crew)
     _clear(folder)

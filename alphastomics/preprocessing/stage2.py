@@ -96,7 +96,7 @@ def run(
         )
     resume.make_folder(shuffle)
     resume.remove_partial_files(output_dir, output_dir / DATA_FOLDER, shuffle)
-    with resume.undone_on_bad_input(shuffle, *results):
+    with resume.undone_on_bad_input(shuffle, *results, empty=shuffle.parent):
         resume.write_receipt(shuffle / resume.REQUEST_FILE, whole_request)
         metadata = _act(options, datasets, output_dir, request, crew)
     clear(output_dir)

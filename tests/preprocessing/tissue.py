@@ -39,7 +39,9 @@ def make_slice(
     if types is not None:
         obs["cell_type"] = pd.Categorical(rng.choice(types, cells), categories=types)
     var = pd.DataFrame(index=names)
-    data = anndata.AnnData(FORMS[form](counts), obs=obs, var=var)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*names are not unique")
+        data = anndata.AnnData(FORMS[form](counts), obs=obs, var=var)
     data.obsm["spatial"] = rng.normal(0, 300, (cells, dims))
     return data
 
@@ -47,8 +49,10 @@ def make_slice(
 def write(folder: Path, **slices: anndata.AnnData) -> Path:
     """Write slices as h5ad files."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in slices.items():
-        data.write_h5ad(folder / f"{name}.h5ad")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*names are not unique")
+        for name, data in slices.items():
+            data.write_h5ad(folder / f"{name}.h5ad")
     return folder
 
 
