@@ -66,7 +66,7 @@ class Bench:
 
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Return ||got - want|| / ||want||."""
-    want = want.double()
+    got, want = got.detach(), want.detach().double()
     return float((got.double() - want).norm() / want.norm().clamp(min=1e-30))
 
 

@@ -144,7 +144,7 @@ def case_attention_right(bench: Bench, *, padded: bool, half: bool) -> Result:
     want_grads = torch.autograd.grad((want * probe.double()).sum(), inputs)
     errors = [relative_error(got, want)]
     errors += [relative_error(a, b) for a, b in zip(got_grads, want_grads, strict=True)]
-    error, bound = max(errors), 2e-2 if half else 1e-4
+    error, bound = max(errors), 2e-2 if half else 1e-3
     return {"error": error, "bound": bound, "right": error < bound}
 
 
@@ -228,11 +228,11 @@ def run_case(name: str, device: str) -> Result:
     start = time.perf_counter()
     try:
         result = cases[name](Bench(device))
+        if device.startswith("cuda"):
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
     except Exception as error:  # noqa: BLE001 - one broken case must not cost the others
         result = {"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    if device.startswith("cuda"):
-        torch.compiler.reset()
-        torch.cuda.empty_cache()
     return {**result, "case_s": time.perf_counter() - start}
 
 
@@ -271,17 +271,21 @@ def main() -> None:
         return
     gpu = arguments.device.startswith("cuda")
     run = run_case if gpu else run_in_process
+    about = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": torch.cuda.get_device_name() if gpu else platform.processor(),
+    }
     results: dict[str, Result] = {}
     start = time.perf_counter()
     for name in gpu_cases() if gpu else cpu_cases():
         late = time.perf_counter() - start > arguments.budget_s
         results[name] = {"skipped": "out of time"} if late else run(name, arguments.device)
+        if "CUDA error" in str(results[name].get("failed")):
+            run = run_in_process  # this process can no longer use the GPU
         print(f"{name}: {results[name].get('case_s', 0):.1f} s", file=sys.stderr, flush=True)
         if arguments.json:
-            machine = torch.cuda.get_device_name() if gpu else platform.processor()
-            about = {"torch": torch.__version__, "python": platform.python_version()}
-            record = {**about, "machine": machine, "cases": results}
-            arguments.json.write_text(json.dumps(record, indent=1))
+            arguments.json.write_text(json.dumps({**about, "cases": results}, indent=1))
     print(table(results))
 
 

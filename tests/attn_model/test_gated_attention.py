@@ -202,7 +202,7 @@ def test_on_a_gpu_padded_attention_equals_the_cpu_in_linear_memory(dtype):
     want = module.float()(cells.float(), mask)
     module = module.to("cuda", dtype)
     got = module(cells.cuda(), mask.cuda()).float().cpu()
-    assert (got - want).norm() <= (0.02 if dtype == torch.bfloat16 else 1e-4) * want.norm()
+    assert (got - want).norm() <= (0.02 if dtype == torch.bfloat16 else 1e-3) * want.norm()
     torch.cuda.reset_peak_memory_stats()
     many = torch.randn(1, 32768, 256, device="cuda", dtype=dtype, requires_grad=True)
     module(many, torch.rand(1, 32768, device="cuda") < 0.9).sum().backward()
