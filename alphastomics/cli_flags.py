@@ -258,7 +258,16 @@ COMMANDS = {
             VERBOSE,
         ],
     ),
-    "train": Command("Train a model on a processed folder.", [*TRAINING, *SEEDS, VERBOSE]),
+    "train": Command(
+        "Train a model on a processed folder.",
+        [
+            *TRAINING,
+            switch("profile", "Measure where a step's time goes: data, forward, backward, update."),
+            OVERWRITE,
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
     "test": Command(
         "Score a trained model on the test split.",
         [

@@ -15,6 +15,62 @@ from alphastomics.errors import InputError
 logger = logging.getLogger(__name__)
 
 
+def preprocess(call: Call) -> str:
+    """Turn slices into shards; print a summary."""
+    from alphastomics.preprocessing.commands import preprocess as run_preprocess
+
+    summary = run_preprocess(
+        call.config.data.preprocessing,
+        input_dir=call.arguments.input_dir,
+        output_dir=call.arguments.output_dir,
+        gene_list_file=call.arguments.gene_list_file,
+        seed=call.config.seed.global_seed,
+        overwrite=call.arguments.overwrite,
+        scheduler=call.arguments.scheduler,
+    )
+    return json.dumps(summary, indent=2)
+
+
+def stage1(call: Call) -> str:
+    """Normalise one data set's slices; print a summary."""
+    from alphastomics.preprocessing.commands import stage1 as run_stage1
+
+    summary = run_stage1(
+        call.config.data.preprocessing,
+        input_dir=call.arguments.input_dir,
+        output_dir=call.arguments.output_dir,
+        gene_list_file=call.arguments.gene_list_file,
+        overwrite=call.arguments.overwrite,
+        scheduler=call.arguments.scheduler,
+    )
+    return json.dumps(summary, indent=2)
+
+
+def stage2(call: Call) -> str:
+    """Merge and split normalised data sets; print a summary."""
+    from alphastomics.preprocessing.commands import stage2 as run_stage2
+
+    summary = run_stage2(
+        call.config.data.preprocessing,
+        input_dirs=call.arguments.input_dirs,
+        output_dir=call.arguments.output_dir,
+        seed=call.config.seed.global_seed,
+        overwrite=call.arguments.overwrite,
+        scheduler=call.arguments.scheduler,
+    )
+    return json.dumps(summary, indent=2)
+
+
+def train(call: Call) -> str:
+    """Train a model; print a summary of the run."""
+    from alphastomics.diffusion_model.train import Request
+    from alphastomics.diffusion_model.train import train as run_train
+
+    arguments = call.arguments
+    request = Request(arguments.resume, arguments.overwrite, arguments.profile)
+    return json.dumps(run_train(call.config, request), indent=2)
+
+
 def simulate(call: Call) -> str:
     """Write a synthetic tissue; print its files."""
     from alphastomics.simulate import write_tissue
@@ -50,10 +106,10 @@ def not_yet(call: Call) -> str:
 
 
 RUNNERS: dict[str, Callable[[Call], str | None]] = {
-    "preprocess": not_yet,
-    "stage1": not_yet,
-    "stage2": not_yet,
-    "train": not_yet,
+    "preprocess": preprocess,
+    "stage1": stage1,
+    "stage2": stage2,
+    "train": train,
     "test": not_yet,
     "sample": not_yet,
     "extract": not_yet,

@@ -41,7 +41,16 @@ MAP = {
         "utils",
     },
     "demo": {"config", "simulate", "preprocessing"},
-    "commands": {"cli", "cli_flags", "config_file", "demo", "errors", "preprocessing", "simulate"},
+    "commands": {
+        "cli",
+        "cli_flags",
+        "config_file",
+        "demo",
+        "diffusion_model",
+        "errors",
+        "preprocessing",
+        "simulate",
+    },
     "main": {"cli", "commands", "errors"},
     "__main__": {"main"},
 }

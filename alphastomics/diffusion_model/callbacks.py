@@ -1,6 +1,7 @@
 """What happens around a step: checkpoints, a stop on request, progress, and a time split."""
 
 import logging
+import math
 import signal
 import time
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from alphastomics.config import Config
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.progress import track
 from alphastomics.utils.dataholder import DataHolder
@@ -17,6 +19,7 @@ from alphastomics.utils.dataholder import DataHolder
 logger = logging.getLogger(__name__)
 
 MONITORED = "val/loss"
+LOGGED_KEY = "logged_bytes"
 
 
 class RunInterrupted(Exception):
@@ -28,23 +31,37 @@ class RunInterrupted(Exception):
 
 
 class Keeper(pl.Callback):
-    """Keeps the last checkpoint every few steps, and the best ones by validation loss."""
+    """Keeps the last checkpoint every few steps and the best ones by validation loss.
 
-    def __init__(self, folder: RunFolder, every_n_steps: int, keep_best: int) -> None:
-        self.folder, self.every, self.keep_best = folder, every_n_steps, keep_best
+    It also stops a run whose validation loss no longer falls: the losses are in its hands, and with
+    them in its state a resumed run stops where an uninterrupted one does.
+    """
+
+    def __init__(self, folder: RunFolder, config: Config) -> None:
+        self.folder = folder
+        self.every = config.logging.save_every_n_steps
+        self.keep_best = config.logging.save_top_k
+        training = config.training
+        self.patience = training.patience if training.early_stopping else None
         self.best: dict[str, float] = {}
+        self.lowest, self.waited = math.inf, 0
         self.saved_step = -1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best checkpoints and their losses."""
-        return {"best": dict(self.best)}
+        """Return the best checkpoints, how long none was better, and how much was logged."""
+        metrics = self.folder.metrics
+        return {
+            "best": dict(self.best),
+            "lowest": self.lowest,
+            "waited": self.waited,
+            LOGGED_KEY: metrics.stat().st_size if metrics.is_file() else 0,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint; files that were removed since do not count."""
-        kept = state_dict["best"].items()
-        self.best = {
-            name: loss for name, loss in kept if (self.folder.checkpoints / name).is_file()
-        }
+        files = {path.name for path in self.folder.checkpoints.glob("*.ckpt")}
+        self.best = {name: loss for name, loss in state_dict["best"].items() if name in files}
+        self.lowest, self.waited = state_dict["lowest"], state_dict["waited"]
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
         """Write the last checkpoint when it is due."""
@@ -54,24 +71,28 @@ class Keeper(pl.Callback):
             trainer.save_checkpoint(self.folder.last)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep a checkpoint that is among the best, and the last one."""
-        if trainer.sanity_checking or not trainer.fit_loop.epoch_loop.val_loop:
-            return
+        """Keep the last checkpoint, and a good one; stop when nothing improves any more."""
         loss = float(trainer.callback_metrics[MONITORED])
-        worst = max(self.best.values(), default=float("inf"))
-        name = f"epoch{trainer.current_epoch:04d}-step{trainer.global_step:07d}.ckpt"
-        if self.keep_best and (len(self.best) < self.keep_best or loss < worst):
-            self.best[name] = loss
-            dropped = sorted(self.best, key=lambda key: self.best[key])[self.keep_best :]
-            for key in dropped:
-                del self.best[key]
-            if name in self.best:
-                trainer.save_checkpoint(self.folder.checkpoints / name)
-            if trainer.is_global_zero:
-                for key in dropped:
-                    (self.folder.checkpoints / key).unlink(missing_ok=True)
+        self.waited = 0 if loss < self.lowest else self.waited + 1
+        self.lowest = min(loss, self.lowest)
+        if self.patience is not None and self.waited >= self.patience:
+            logger.info("stopping early: validation has not improved for %d epochs", self.waited)
+            trainer.should_stop = True
+        self.keep(trainer, loss)
         self.saved_step = trainer.global_step
         trainer.save_checkpoint(self.folder.last)
+
+    def keep(self, trainer: pl.Trainer, loss: float) -> None:
+        """Write a checkpoint if it is among the best, and remove what is no longer."""
+        name = f"epoch{trainer.current_epoch:04d}-step{trainer.global_step:07d}.ckpt"
+        ranked = sorted({**self.best, name: loss}.items(), key=lambda item: item[1])
+        dropped = [key for key, _ in ranked[self.keep_best :] if key != name]
+        self.best = dict(ranked[: self.keep_best])
+        if name in self.best:
+            trainer.save_checkpoint(self.folder.checkpoints / name)
+        if trainer.is_global_zero:
+            for key in dropped:
+                (self.folder.checkpoints / key).unlink(missing_ok=True)
 
     def best_path(self) -> Path | None:
         """Return the best checkpoint, if there is one."""
@@ -88,8 +109,8 @@ class StopOnRequest(pl.Callback):
         self.received: int | None = None
         self.previous: dict[int, Any] = {}
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen for signals."""
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen for signals, after Lightning has set up its own listening."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self.previous[number] = signal.signal(number, self.receive)
 

@@ -8,6 +8,7 @@ sha256 of all its content under `sha256`: torch itself does not notice a flipped
 import hashlib
 import json
 import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is a folder; give a checkpoint file such as last.ckpt")
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path}: not a checkpoint of AlphaSTomics, or cut short")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -105,7 +108,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: not a checkpoint of AlphaSTomics, or damaged: it holds something other than "
             "tensors and plain data, and was not run"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path}: cannot be read as a checkpoint: it is truncated or damaged"
         ) from error

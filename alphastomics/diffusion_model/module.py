@@ -52,6 +52,7 @@ class AlphaSTomicsModule(pl.LightningModule):
 
     position_scale: Tensor
     updates: Tensor
+    skipped_steps: Tensor
 
     def __init__(
         self, cfg: Config | Mapping[str, Any], num_genes: int, *, position_scale: float = 1.0
@@ -75,10 +76,11 @@ class AlphaSTomicsModule(pl.LightningModule):
         scale = torch.tensor(position_scale, dtype=torch.float64)
         self.register_buffer("position_scale", scale)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
         self.slice_names: list[str] = []
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
-        self.skipped_steps = 0
+        self.gradient_norm = 0.0
         self.last: Scored | None = None
 
     @property
@@ -145,7 +147,6 @@ class AlphaSTomicsModule(pl.LightningModule):
         scored = self.score(batch, self.draw(batch, "train", self.current_epoch))
         self.last = scored
         self.count_experts(scored.prediction)
-        self.log_terms("train", scored.terms, int(batch.node_mask.shape[0]), on_step=True)
         return scored.terms.total
 
     def count_experts(self, prediction: Prediction) -> None:
@@ -169,19 +170,8 @@ class AlphaSTomicsModule(pl.LightningModule):
         """Score the averaged network on draws that are the same in every epoch."""
         for number in range(VALIDATION_DRAWS):
             scored = self.score(batch, self.draw(batch, "validation", number))
-            self.log_terms("val", scored.terms, int(batch.node_mask.sum()), on_step=False)
-
-    def log_terms(self, stage: str, terms: LossTerms, weight: int, *, on_step: bool) -> None:
-        """Log every term under its name."""
-        values = {f"{stage}/{name}": value.detach() for name, value in terms._asdict().items()}
-        values[f"{stage}/loss"] = values.pop(f"{stage}/total")
-        self.log_dict(
-            values,
-            on_step=on_step,
-            on_epoch=not on_step,
-            batch_size=max(weight, 1),
-            sync_dist=not on_step,
-        )
+            values = named_terms("val", scored.terms)
+            self.log_dict(values, batch_size=max(int(batch.node_mask.sum()), 1), sync_dist=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update the weights, then their average and the routers' balance."""
@@ -198,13 +188,13 @@ class AlphaSTomicsModule(pl.LightningModule):
         limit = training.gradient_clip_val or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         norm = whole_tensor(norm)
-        if bool(torch.isfinite(norm)):
-            self.log("train/grad_norm", norm, on_step=True, on_epoch=False)
-        elif training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":
+        self.gradient_norm = float(norm)
+        if math.isfinite(self.gradient_norm):
+            return
+        if training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":
             # In half precision an overflow is the loss scale's business: it skips and adapts.
             optimizer.zero_grad(set_to_none=True)
             self.skipped_steps += 1
-            self.log("train/skipped_steps", float(self.skipped_steps), on_step=True, on_epoch=False)
         else:
             raise InputError(
                 f"the gradient is not finite at step {self.global_step}, epoch "
@@ -220,13 +210,17 @@ class AlphaSTomicsModule(pl.LightningModule):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return f"slices {shown}" if names else "unnamed slices"
 
+    def planned_steps(self) -> int:
+        """Return how many updates the run will make."""
+        return int(self.trainer.estimated_stepping_batches)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with a linear warm-up and a cosine decay to a share of the peak."""
         training = self.config.training
         optimizer = torch.optim.AdamW(
             self.model.parameters(), training.learning_rate, weight_decay=training.weight_decay
         )
-        total = max(int(self.trainer.estimated_stepping_batches), 1)
+        total = max(self.planned_steps(), 1)
         warmup = max(round(training.warmup_share * total), 1)
 
         def factor(step: int) -> float:
@@ -237,6 +231,16 @@ class AlphaSTomicsModule(pl.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+
+def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:
+    """Return the terms of a loss under the names they are logged by."""
+    total, *_ = terms
+    return {f"{stage}/loss": total.detach()} | {
+        f"{stage}/{name}": value.detach()
+        for name, value in terms._asdict().items()
+        if name != "total"
+    }
 
 
 def whole_tensor(value: Tensor) -> Tensor:

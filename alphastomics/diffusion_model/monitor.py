@@ -14,7 +14,11 @@ from torch import Tensor
 
 from alphastomics.attn_model.inspection import gate_moments, record
 from alphastomics.attn_model.routing import expert_use, normalized_use_entropy
-from alphastomics.diffusion_model.module import AlphaSTomicsModule, whole_tensor
+from alphastomics.diffusion_model.module import (
+    AlphaSTomicsModule,
+    named_terms,
+    whole_tensor,
+)
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)
@@ -134,14 +138,25 @@ class Monitor(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_args: Any
     ) -> None:
-        """Log experts and gates of the step just done."""
+        """Log the losses, experts and gates of the step just done."""
         assert isinstance(pl_module, AlphaSTomicsModule)
         due = trainer.global_step % self.every == 0 and trainer.global_step != self.step
         if not due or pl_module.last is None:
             return
         self.step = trainer.global_step
-        values = self.expert_values(trainer, pl_module) | self.gate_values(pl_module)
+        values = self.loss_values(trainer, pl_module)
+        values |= self.expert_values(trainer, pl_module) | self.gate_values(pl_module)
         publish(trainer, values)
+
+    def loss_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
+        """Terms of the loss, gradient norm, learning rate, and steps that were skipped."""
+        assert module.last is not None
+        terms = named_terms("train", module.last.terms)
+        return {name: float(value) for name, value in terms.items()} | {
+            "train/grad_norm": module.gradient_norm,
+            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/skipped_steps": float(module.skipped_steps),
+        }
 
     def expert_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
         """Expert use over all ranks, mean over layers."""

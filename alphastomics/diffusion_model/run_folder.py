@@ -22,7 +22,7 @@ from alphastomics import __version__
 from alphastomics.config import Config
 from alphastomics.config_file import to_yaml
 from alphastomics.errors import InputError
-from alphastomics.files import replacing, write_text
+from alphastomics.files import write_text
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow", "torchdata")
 COLUMNS = ("step", "epoch", "name", "value")
@@ -116,27 +116,20 @@ class CsvLog(Logger):
         assert not kwargs
 
     @rank_zero_only
-    def start(self, step: int) -> None:
-        """Begin the file, or cut off what comes after the step that a run resumes from."""
-        rows = [row for row in self.rows() if int(row["step"]) < step] if step else []
-        with replacing(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def rows(self) -> list[dict[str, str]]:
-        """Read the complete rows of the file."""
-        if not self.path.is_file():
-            return []
-        with self.path.open(newline="") as file:
-            return [row for row in csv.DictReader(file) if None not in row.values()]
+    def start(self, kept_bytes: int) -> None:
+        """Begin the file, or cut off what was logged after the checkpoint of a resumed run."""
+        if kept_bytes and self.path.is_file():
+            with self.path.open("r+b") as file:
+                file.truncate(min(kept_bytes, self.path.stat().st_size))
+        else:
+            write_text(self.path, ",".join(COLUMNS) + "\n")
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
         """Append the values of a step."""
         epoch = int(metrics.get("epoch", 0))
         with self.path.open("a", newline="") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             for name in sorted(set(metrics) - {"epoch"}):
                 # repr keeps every digit, so that equal runs have equal files.
                 writer.writerow([step, epoch, name, repr(float(metrics[name]))])

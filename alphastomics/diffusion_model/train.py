@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
 from alphastomics.config import Config, LayerConfig
 from alphastomics.diffusion_model.callbacks import (
-    MONITORED,
+    LOGGED_KEY,
     Keeper,
     Progress,
     RunInterrupted,
@@ -59,6 +58,16 @@ class TrainedModule(AlphaSTomicsModule):
     """The module inside a run: it can be sharded, and its checkpoints say what they are."""
 
     genes: list[str]
+    num_batches: int
+
+    def planned_steps(self) -> int:
+        """Count the updates from the length of the loader.
+
+        Asking Lightning would set its loader up before a checkpoint's state can reach it, and a
+        resumed epoch would begin anew.
+        """
+        training = self.config.training
+        return training.max_epochs * -(-self.num_batches // training.accumulate_grad_batches)
 
     def configure_model(self) -> None:
         """Shard the network and its average when the strategy has a mesh of devices."""
@@ -104,7 +113,7 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
 
 
 def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
-    """Refuse a checkpoint of another model or gene list; return the step it was written at."""
+    """Refuse a checkpoint of another model or gene list; return how much its run had logged."""
     content = read_checkpoint(path)
     card = content[OWN_KEY]
     data = config.data.processed_data_dir
@@ -118,7 +127,8 @@ def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
             f"{path}: its network is not the one that the settings describe (first difference: "
             f"{names[0][0]}); use the config.yaml of its run folder"
         )
-    return int(content["global_step"])
+    states = content.get("callbacks", {}).values()
+    return next((int(state[LOGGED_KEY]) for state in states if LOGGED_KEY in state), 0)
 
 
 def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Logger]:
@@ -190,10 +200,17 @@ def position_scale(config: Config, metadata: Metadata) -> float:
     return statistics.scale if across else statistics.within_slice_scale
 
 
+def quiet_lightning() -> None:
+    """Leave it to us to speak: tips and notes on hardware are not the user's concern."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 def make_trainer(
     config: Config, folder: RunFolder, callbacks: list[pl.Callback], csv_log: CsvLog
 ) -> pl.Trainer:
     """Set Lightning up for a run on this machine."""
+    quiet_lightning()
     devices = choose_devices(config.distributed)
     return pl.Trainer(
         accelerator=devices.accelerator,
@@ -234,36 +251,28 @@ def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
     return training, validation
 
 
-def early_stopping(config: Config) -> list[pl.Callback]:
-    """Return the callback that stops a run whose validation loss no longer falls."""
-    if not config.training.early_stopping:
-        return []
-    return [EarlyStopping(MONITORED, patience=config.training.patience, check_finite=False)]
-
-
 def train(config: Config, request: Request) -> dict[str, Any]:
     """Train a model; return a summary of the run."""
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
     has_validation = metadata.splits["validation"].cells > 0
-    keeper = Keeper(folder, config.logging.save_every_n_steps, config.logging.save_top_k)
+    keeper = Keeper(folder, config)
     split = TimeSplit()
     csv_log = CsvLog(folder.metrics)
     callbacks: list[pl.Callback] = [
         Monitor(config.logging.log_every_n_steps),
         Progress(metadata.splits["train"].cells * config.training.max_epochs),
         *([split] if request.profile else []),
-        *(early_stopping(config) if has_validation else []),
         keeper,
         StopOnRequest(folder),
     ]
     checkpoint = resume_path(request, folder)
-    step = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
+    logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
     trainer = make_trainer(config, folder, callbacks, csv_log)
     if trainer.is_global_zero:
         folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
-        csv_log.start(step)
+        csv_log.start(logged_bytes)
         folder.mark("running")
     seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
     module = TrainedModule(
@@ -273,6 +282,7 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     module.slice_names = [record.name for record in metadata.slices]
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
     training, validation = make_loaders(config, trainer)
+    module.num_batches = len(training)
     run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
     return conclude(trainer, folder, keeper, split if request.profile else None)
 

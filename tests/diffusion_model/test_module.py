@@ -1,0 +1,162 @@
+"""The module: units, averages, learning rate, and gradients that are not finite."""
+
+import copy
+
+import pytest
+import torch
+
+from alphastomics.config import Config
+from alphastomics.config_file import parse_document
+from alphastomics.diffusion_model import AlphaSTomicsModule, MaskedDiffusionModule
+from alphastomics.diffusion_model.average import average_decay, update_average
+from alphastomics.diffusion_model.draws import draw_for_sets, stream_seed
+from alphastomics.diffusion_model.module import learning_rate_factor
+from alphastomics.errors import InputError
+from alphastomics.utils.dataholder import DataHolder
+from tests.diffusion_model.conftest import logged, weights
+
+TINY = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 2}}
+
+
+def config(**sections) -> Config:
+    return parse_document({**TINY, **sections}, "test")
+
+
+def batch(num_sets=2, num_cells=9, num_genes=5, seed=0) -> DataHolder:
+    gen = torch.Generator().manual_seed(seed)
+    mask = torch.rand(num_sets, num_cells, generator=gen) < 0.8
+    return DataHolder.of(
+        torch.randn(num_sets, num_cells, num_genes, generator=gen),
+        100 * torch.randn(num_sets, num_cells, 3, generator=gen) + 1000,
+        mask,
+    )
+
+
+def trained(module: AlphaSTomicsModule) -> AlphaSTomicsModule:
+    """Move the weights off their start, at which time and position say nothing."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return module
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3, 1e6])
+def test_units_of_the_coordinates_change_nothing_inside(factor: float):
+    torch.manual_seed(0)
+    module = trained(AlphaSTomicsModule(config(), 5, position_scale=100.0)).eval()
+    other = copy.deepcopy(module)
+    other.position_scale *= factor
+    cells = batch()
+    scaled = DataHolder.of(cells.expression, cells.positions * factor, cells.node_mask)
+    draws = module.draw(cells, "test")
+    one, two = module.score(cells, draws), other.score(scaled, draws)
+    torch.testing.assert_close(one.terms, two.terms, rtol=1e-3, atol=1e-5)
+
+
+def test_positions_inside_are_centred_and_of_unit_scale():
+    cells = batch(1, 500)
+    module = AlphaSTomicsModule(config(), 5, position_scale=100.0)
+    inner = module.inner_positions(cells)[cells.node_mask]
+    assert float(inner.mean(0).abs().max()) < 1e-5
+    assert float(inner.std()) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "given"), [("expr_to_pos", "expression"), ("pos_to_expr", "position")]
+)
+def test_a_given_modality_reaches_the_network_as_it_is_and_is_not_scored(mode, given):
+    module = AlphaSTomicsModule(config(training={"mode": mode}), 5)
+    cells = batch()
+    scored = module.score(cells, module.draw(cells, "test"))
+    assert float(getattr(scored.terms, given).detach()) == 0
+    other = "position" if given == "expression" else "expression"
+    assert float(getattr(scored.terms, other).detach()) > 0
+
+
+def test_the_draw_of_a_set_depends_on_nothing_but_its_key():
+    module = AlphaSTomicsModule(config(masking={"enable": True}), 5)
+    cells = batch(3)
+    seeds = [stream_seed(1, key) for key in "abc"]
+
+    def draw(order):
+        return draw_for_sets(
+            module.noise_model, "joint", module.config.masking, cells.expression[order],
+            cells.node_mask[order], 0, [seeds[index] for index in order],
+        )  # fmt: skip
+
+    whole, part = draw([0, 1, 2]), draw([2, 0])
+    for one, other in ((whole.times, part.times), (whole.expression, part.expression),
+                       (whole.position, part.position),
+                       (whole.hidden.expression, part.hidden.expression)):  # fmt: skip
+        torch.testing.assert_close(one[[2, 0]], other, rtol=0, atol=0)
+
+
+def test_masked_diffusion_is_the_module_with_masking_on():
+    module = MaskedDiffusionModule(config(), 5)
+    assert module.config.masking.enable
+    cells = batch()
+    draws = module.draw(cells, "test")
+    assert draws.hidden.expression is not None
+    assert float(module.score(cells, draws).terms.masked.detach()) > 0
+
+
+def test_what_hidden_entries_hold_is_not_seen():
+    torch.manual_seed(0)
+    module = trained(MaskedDiffusionModule(config(), 5)).eval()
+    cells = batch()
+    draws = module.draw(cells, "test")
+    hidden = draws.hidden.expression
+    noise = torch.where(hidden, draws.expression + 7.0, draws.expression)
+    one = module.score(cells, draws).prediction
+    other = module.score(cells, draws._replace(expression=noise)).prediction
+    torch.testing.assert_close(one.position, other.position)
+
+
+def test_the_average_follows_by_hand():
+    one, other = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(one.weight, 1.0)
+    torch.nn.init.constant_(other.weight, 3.0)
+    update_average(one, other, 0.9)
+    assert float(one.weight.detach()) == pytest.approx(1.2)
+    assert [average_decay(0.999, n) for n in (0, 10, 10**6)] == [0.1, 11 / 20, 0.999]
+
+
+def test_the_learning_rate_rises_then_falls_to_its_share():
+    factors = [learning_rate_factor(step, 100, 10, 0.05) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9] == factors[10] == pytest.approx(1.0)
+    assert factors[55] == pytest.approx(0.05 + 0.95 / 2)
+    assert learning_rate_factor(100, 100, 10, 0.05) == pytest.approx(0.05)
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+
+
+def poison(monkeypatch, step: int) -> None:
+    original = AlphaSTomicsModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        loss = original(self, batch, batch_idx)
+        return loss * torch.nan if self.trainer.global_step == step else loss
+
+    monkeypatch.setattr(AlphaSTomicsModule, "training_step", training_step)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update(run, monkeypatch, tmp_path):
+    poison(monkeypatch, 2)
+    with pytest.raises(InputError, match="not finite at step 2, epoch 0, in a batch of slices sl"):
+        run("poisoned")
+    kept = torch.load(tmp_path / "poisoned/checkpoints/last.ckpt", weights_only=True)
+    assert kept["global_step"] == 2
+    assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted_on_request(run, monkeypatch):
+    poison(monkeypatch, 2)
+    folder = run("skipping", training={"on_nonfinite": "skip"})
+    assert all(torch.isfinite(value).all() for value in weights(folder).values())
+    assert ("3", "0", "train/skipped_steps", "1.0") in logged(folder)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_scale_is_refused(scale: float):
+    with pytest.raises(InputError, match="position_scale"):
+        AlphaSTomicsModule(config(), 5, position_scale=scale)
