@@ -207,8 +207,7 @@ def create_dataloaders(
     streaming
         Read shards as they are needed; else the whole split is read at the first batch.
     buffer_size
-        Cells in the shuffle buffer of a streaming loader; at least a batch. While one buffer is
-        used up, the next is filled.
+        Cells in the shuffle buffer of a streaming loader; while one is used up, the next is filled.
     num_workers
         Threads that read ahead; 0 reads in the caller's. The order does not depend on it.
     set_size
@@ -225,14 +224,13 @@ def create_dataloaders(
     rank, world_size = _place(rank, world_size)
     shape = _shape(batch_size, set_size)
     _check(buffer_size=buffer_size, num_workers=num_workers, set_draw=set_draw, seed=seed)
-    folder = DataFolder(data_dir)
-    metadata = folder.metadata()
     # Whole batches, so that none is put together from two windows.
     window_rows = max(buffer_size // batch_size, 1) * batch_size
     draw = Draw(set_draw, shape.set_size, window_rows, seed, rank, world_size)
-    streams = RandomStream if set_draw == "random" else SliceStream
-    kind = streams if streaming else MemorySource
-    loaders = [
+    kind = _source(streaming=streaming, set_draw=set_draw)
+    folder = DataFolder(data_dir)
+    metadata = folder.metadata()
+    train, validation, test = (
         BatchLoader(
             kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw),
             draw,
@@ -241,8 +239,17 @@ def create_dataloaders(
             same_every_epoch=split != "train",
         )
         for split in SPLITS
-    ]
-    return loaders[0], loaders[1], loaders[2]
+    )
+    return train, validation, test
+
+
+def _source(
+    *, streaming: bool, set_draw: SetDraw
+) -> type[MemorySource] | type[RandomStream] | type[SliceStream]:
+    """Choose where windows come from."""
+    if not streaming:
+        return MemorySource
+    return RandomStream if set_draw == "random" else SliceStream
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from alphastomics.preprocessing import order
 from alphastomics.preprocessing.patches import patches
 from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, placed
+from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined
 from alphastomics.preprocessing.streaming import Draw, mapped
 
 
@@ -38,7 +38,7 @@ class MemorySource:
         with self._lock:
             if self._table is None:
                 tables = mapped(pool, self.reader.read, self.reader.pieces)
-                self._table = placed(tables, None)
+                self._table = joined(tables)
             return self._table
 
     def _random_sets(self, epoch: int) -> list[Rows]:

@@ -6,6 +6,7 @@ of a file; stage 2 sorts each into record batches by the bucket that they go to.
 
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from alphastomics.files import replacing
 from alphastomics.preprocessing.schema import vector_of
 
 BUCKETS_KEY = b"buckets"
-WORK_BYTES = 48 << 20  # what a chunk of cells may take, counted once; a few copies are alive
+WORK_BYTES = 16 << 20  # what a chunk of cells takes, counted once; a few copies are alive
+SHORTEST_RUN_BYTES = 64 << 10  # what is worth a read of its own in the shuffle
 
 PART_SCHEMA = pa.schema(
     {
@@ -75,9 +77,18 @@ def joined(tables: Sequence[Cells]) -> Cells:
     )
 
 
-def rows_that_fit(max_rows: int, bytes_per_row: float) -> int:
-    """Return how many rows to hold at a time: what the user allows, and no more than fits."""
-    return max(1, min(max_rows, int(WORK_BYTES / max(bytes_per_row, 1))))
+def chunk_bytes(total_bytes: float) -> int:
+    """Return the size of a chunk for data of a given size.
+
+    Every bucket of the shuffle takes a run from every part, so a run has chunk^2 / total bytes: the
+    chunk grows with the root of the data, lest the runs get too short to be read at full speed.
+    """
+    return max(WORK_BYTES, int(math.sqrt(total_bytes * SHORTEST_RUN_BYTES)))
+
+
+def rows_that_fit(max_rows: int, bytes_per_row: float, total_bytes: float) -> int:
+    """Return how many rows to hold at a time: what the user allows, and no more than a chunk."""
+    return max(1, min(max_rows, int(chunk_bytes(total_bytes) / max(bytes_per_row, 1))))
 
 
 def vectors(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:

@@ -36,13 +36,25 @@ class CellTable:
 
     def take(self, rows: Rows) -> "CellTable":
         """Return some cells; a slice of them costs nothing."""
+        if isinstance(self.expression, csr_array) and isinstance(rows, slice):
+            expression = sparse_rows(self.expression, rows.start, rows.stop)
+        else:
+            expression = self.expression[rows]
         return CellTable(
-            self.expression[rows],
+            expression,
             self.position[rows],
             self.cell_type[rows],
             self.slice_id[rows],
             self.cell_id[rows],
         )
+
+
+def sparse_rows(values: csr_array, start: int, stop: int) -> csr_array:
+    """View some rows of a CSR matrix; scipy's own slicing would copy them."""
+    pointers = values.indptr[start : stop + 1]
+    first, last = pointers[0], pointers[-1]
+    parts = (values.data[first:last], values.indices[first:last], pointers - first)
+    return csr_array(parts, shape=(stop - start, values.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,8 @@ class ShardReader:
     split
         train, validation or test.
     verify
-        Compare each shard with its sha256 before its first row is used, and every page with its
-        own checksum.
+        Compare each shard with its sha256 before its first row is used; far away, where that would
+        read it twice, compare every page with its own checksum instead.
     """
 
     def __init__(self, folder: DataFolder, metadata: Metadata, split: str, *, verify: bool) -> None:
@@ -125,7 +137,7 @@ class ShardReader:
                 file = pq.ParquetFile(
                     source,
                     metadata=self._footers.get(piece.shard),
-                    page_checksum_verification=self.verify,
+                    page_checksum_verification=self.verify and self.folder.local is None,
                 )
                 self._footers[piece.shard] = file.metadata
                 table = file.read_row_group(piece.group, self._columns, use_threads=False)
@@ -206,30 +218,36 @@ class ShardReader:
         return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
 
 
-def placed(tables: list[CellTable], order: Int64[np.ndarray, " N"] | None) -> CellTable:
-    """Join tables; `order[i]` is the row that becomes row i. Dense rows are moved only once."""
-    if isinstance(tables[0].expression, csr_array):
-        stacked = vstack([table.expression for table in tables], format="csr")
-        expression = stacked if order is None else stacked[order]
-    else:
-        expression = _placed([table.expression for table in tables], order)
+def joined(tables: list[CellTable]) -> CellTable:
+    """Put tables one below the other."""
+    if len(tables) == 1:
+        return tables[0]
+    blocks = [table.expression for table in tables]
+    sparse = isinstance(blocks[0], csr_array)
     return CellTable(
-        expression,
-        _placed([table.position for table in tables], order),
-        _placed([table.cell_type for table in tables], order),
-        _placed([table.slice_id for table in tables], order),
-        _placed([table.cell_id for table in tables], order),
+        vstack(blocks, format="csr") if sparse else np.concatenate(blocks),
+        np.concatenate([table.position for table in tables]),
+        np.concatenate([table.cell_type for table in tables]),
+        np.concatenate([table.slice_id for table in tables]),
+        np.concatenate([table.cell_id for table in tables]),
     )
 
 
-def _placed(blocks: list[np.ndarray], order: Int64[np.ndarray, " N"] | None) -> np.ndarray:
-    if order is None:
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    target = np.empty_like(order)
-    target[order] = np.arange(len(order))
-    joined = np.empty((len(order), *blocks[0].shape[1:]), dtype=blocks[0].dtype)
-    start = 0
-    for block in blocks:
-        joined[target[start : start + len(block)]] = block
-        start += len(block)
-    return joined
+def empty_table(cells: int, genes: int) -> CellTable:
+    """Return room for dense cells."""
+    return CellTable(
+        np.empty((cells, genes), dtype=np.float32),
+        np.empty((cells, 3), dtype=np.float32),
+        np.empty(cells, dtype=np.int32),
+        np.empty(cells, dtype=np.int32),
+        np.empty(cells, dtype=np.int64),
+    )
+
+
+def place(target: CellTable, rows: Int64[np.ndarray, " M"], cells: CellTable) -> None:
+    """Copy cells to their rows of a dense table."""
+    target.expression[rows] = cells.expression
+    target.position[rows] = cells.position
+    target.cell_type[rows] = cells.cell_type
+    target.slice_id[rows] = cells.slice_id
+    target.cell_id[rows] = cells.cell_id

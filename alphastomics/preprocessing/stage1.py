@@ -19,6 +19,7 @@ from alphastomics.files import sha256_of
 from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
+from alphastomics.preprocessing.guard import guarded_survey
 from alphastomics.preprocessing.normalize import Moments, merged, standard_deviation
 from alphastomics.preprocessing.parts import read_arrays, write_arrays
 from alphastomics.preprocessing.survey import (
@@ -26,7 +27,7 @@ from alphastomics.preprocessing.survey import (
     SurveyTask,
     digest_of,
     find_inputs,
-    survey_file,
+    size_of,
 )
 from alphastomics.preprocessing.tasks import Crew
 from alphastomics.preprocessing.transpose import TransposeTask, transpose
@@ -112,19 +113,23 @@ def _look(
     options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, crew: Crew
 ) -> tuple[list[Survey], list[str]]:
     """Survey all files and settle the gene list, before anything is written."""
+    inputs = find_inputs(input_dir)
+    sizes = {name: size_of(path) for name, path in inputs.items()}
     tasks = [
         SurveyTask(
             path=path.resolve(),
             name=name,
+            bytes=sizes[name],
+            total_bytes=sum(sizes.values()),
             position_key=options.position_key,
             position_is_3d=options.position_is_3d,
             cell_type_key=options.cell_type_key,
             max_cells=options.max_cells_per_file,
         )
-        for name, path in find_inputs(input_dir).items()
+        for name, path in inputs.items()
     ]
     with track("stage 1, survey", len(tasks), "files") as advance:
-        surveys = crew.run(survey_file, tasks, lambda _: advance(1))
+        surveys = crew.run(guarded_survey, tasks, lambda _: advance(1))
     _check_cell_types(options, surveys)
     genes = gene_names.union_of(survey.genes for survey in surveys)
     gene_names.hint_at_case(genes)

@@ -152,7 +152,9 @@ def plan_request(options: PreprocessingConfig, datasets: Merged, seed: int) -> P
     """Gather what the plan depends on."""
     entries = entries_per_cell(datasets)
     group = row_group_rows(len(datasets.genes), entries, options.storage)
-    fitting = rows_that_fit(options.max_cells_per_file, entries * BYTES_PER_ENTRY + BYTES_PER_CELL)
+    bytes_per_cell = entries * BYTES_PER_ENTRY + BYTES_PER_CELL
+    total = bytes_per_cell * sum(datasets.slice_sizes)
+    fitting = rows_that_fit(options.max_cells_per_file, bytes_per_cell, total)
     rest = max(0.0, 1.0 - options.train_ratio - options.val_ratio)
     return PlanRequest(
         slice_sizes=datasets.slice_sizes,

@@ -7,15 +7,25 @@ come from whole slices, which the layout `slice` keeps together.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
+from jaxtyping import Int64
 
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
 from alphastomics.preprocessing.patches import patches
 from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import CellTable, Piece, Rows, ShardReader, placed
+from alphastomics.preprocessing.shard_reader import (
+    CellTable,
+    Piece,
+    Rows,
+    ShardReader,
+    empty_table,
+    joined,
+    place,
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -85,7 +95,7 @@ class RandomStream:
         draw = self.draw
         size = sum(map(len, pieces))
         mixed = order.order_in_window(size, draw.seed, epoch, draw.rank, number)
-        table = placed(loader.read(pieces), mixed)
+        table = loader.read(pieces, mixed)
         starts = range(first, size, draw.set_size)
         return Window(table, [slice(start, min(start + draw.set_size, size)) for start in starts])
 
@@ -97,16 +107,39 @@ class WindowLoader:
         self.reader, self.pool = reader, pool
         self._left_over: dict[tuple[int, int], CellTable] = {}
 
-    def read(self, pieces: list[Piece]) -> list[CellTable]:
-        """Read the pieces of a window."""
-        groups = mapped(self.pool, self._group, pieces)
+    def read(self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"]) -> CellTable:
+        """Read the pieces of a window; its row i is row `mixed[i]` of the pieces in their order."""
         last = pieces[-1]
         whole = self.reader.shards[last.shard].row_groups[last.group]
-        self._left_over = {(last.shard, last.group): groups[-1]} if last.stop < whole else {}
-        return [
-            group.take(slice(piece.start, piece.stop))
-            for group, piece in zip(groups, pieces, strict=True)
-        ]
+        keep = (last.shard, last.group) if last.stop < whole else None
+        if self.reader.metadata.storage == "sparse":
+            groups = mapped(self.pool, partial(self._piece, keep), pieces)
+            table = joined(groups).take(mixed)
+        else:
+            table = self._placed(pieces, mixed, keep)
+        self._left_over = {key: group for key, group in self._left_over.items() if key == keep}
+        return table
+
+    def _placed(
+        self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"], keep: tuple[int, int] | None
+    ) -> CellTable:
+        """Copy each piece to its rows as soon as it is read: its memory serves the next one."""
+        table = empty_table(len(mixed), self.reader.metadata.num_genes)
+        row_of = np.empty_like(mixed)
+        row_of[mixed] = np.arange(len(mixed))
+        targets = np.split(row_of, np.cumsum([len(piece) for piece in pieces])[:-1])
+
+        def fill(job: tuple[Piece, np.ndarray]) -> None:
+            place(table, job[1], self._piece(keep, job[0]))
+
+        mapped(self.pool, fill, list(zip(pieces, targets, strict=True)))
+        return table
+
+    def _piece(self, keep: tuple[int, int] | None, piece: Piece) -> CellTable:
+        group = self._group(piece)
+        if keep == (piece.shard, piece.group):
+            self._left_over[keep] = group
+        return group.take(slice(piece.start, piece.stop))
 
     def _group(self, piece: Piece) -> CellTable:
         kept = self._left_over.get((piece.shard, piece.group))
@@ -147,7 +180,7 @@ class SliceStream:
         numbers = list(dict.fromkeys(one.slice_number for one in sets))
         pieces = [self.pieces_of(number) for number in numbers]
         flat = [piece for group in pieces for piece in group]
-        table = placed(mapped(pool, self.reader.read, flat), None)
+        table = joined(mapped(pool, self.reader.read, flat))
         sizes = [sum(map(len, group)) for group in pieces]
         rows: dict[int, list[np.ndarray]] = {}
         first = 0

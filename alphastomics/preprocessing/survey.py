@@ -35,6 +35,9 @@ class SurveyTask:
 
     path: Path
     name: str
+    bytes: int
+    total_bytes: int
+    """Size of all files of the dataset together."""
     position_key: str
     position_is_3d: bool
     cell_type_key: str | None
@@ -90,6 +93,12 @@ def find_inputs(folder: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def size_of(path: Path) -> int:
+    """Return the size in bytes of a file, or of all files of a store."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
 def digest_of(path: Path) -> str:
     """Return the sha256 of a file, or of all names and files of a store."""
     if not path.is_dir():
@@ -116,7 +125,7 @@ def survey_file(task: SurveyTask) -> Survey:
         require_unique(genes, f"{task.path}: var_names", remedy)
         expression = Expression(task.path, root, cells, len(genes))
         _check_positions(task, Positions(task.path, root, task.position_key, cells))
-        chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression))
+        chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression), task.total_bytes)
         slices, counts = _slices(task, obs, cells, chunk_rows)
         types = _names_that_occur(obs, task.cell_type_key, cells)
     return Survey(

@@ -9,9 +9,11 @@ import anndata
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
+import pytest
 from scipy.sparse import csc_matrix, csr_matrix
 
 from alphastomics.config import PreprocessingConfig
+from alphastomics.errors import InputError
 from alphastomics.preprocessing.commands import preprocess
 
 FORMS = {"csr": csr_matrix, "csc": csc_matrix, "dense": np.asarray}
@@ -69,6 +71,18 @@ def run(source: Path, target: Path, *, seed: int = 42, genes: Path | None = None
         overwrite=overwrite,
         scheduler=scheduler,
     )
+
+
+def refused(source: Path, target: Path, *words: str, **options) -> str:
+    """Run, expect a refusal in one line with these words, and nothing left behind."""
+    with pytest.raises(InputError) as caught:
+        run(source, target, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    assert not target.exists(), files_in(target)
+    return message
 
 
 def metadata_of(folder: Path) -> dict:
