@@ -5,6 +5,8 @@ and writes its rows' share of the loss and of the gradient. No atomics: the resu
 from run to run.
 """
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,7 @@ ROWS, COLUMNS, WARPS = 64, 64, 4
 
 
 @triton.jit
+@no_type_check  # Triton compiles the function's own source: nothing may be wrapped around it
 def _pairwise_kernel(
     q_ptr, p_ptr, mask_ptr, loss_ptr, gradient_ptr, num_cells,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
