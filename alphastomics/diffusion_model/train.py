@@ -2,10 +2,12 @@
 
 import json
 import logging
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
@@ -296,13 +298,16 @@ def run_fit(
 ) -> None:
     """Train, and leave with the status of the signal where one stopped the run."""
     try:
-        trainer.fit(
-            module,
-            training,
-            validation,
-            ckpt_path=None if checkpoint is None else str(checkpoint),
-            weights_only=True,
-        )
+        with warnings.catch_warnings():
+            # That there are no validation cells was seen, and is in the report.
+            warnings.simplefilter("ignore", PossibleUserWarning)
+            trainer.fit(
+                module,
+                training,
+                validation,
+                ckpt_path=None if checkpoint is None else str(checkpoint),
+                weights_only=True,
+            )
     except RunInterrupted as stop:
         raise SystemExit(stop.status) from stop
 
