@@ -351,6 +351,15 @@ COMMANDS = {
             VERBOSE,
         ],
     ),
+    "info": Command(
+        "Print what the network of a config costs: parameters and arithmetic.",
+        [
+            CONFIG,
+            Flag("num_genes", "model.num_genes", help="Genes of the data.", default="none"),
+            DATA_DIR,
+            VERBOSE,
+        ],
+    ),
     "config": Command(
         "Print every setting with its default and meaning, as a config.yaml to start from.",
         [VERBOSE],

@@ -92,6 +92,26 @@ def demo(call: Call) -> str:
     return json.dumps(run_demo(folder, call.config.seed.global_seed), indent=2)
 
 
+def info(call: Call) -> str:
+    """Print parameters and arithmetic of the network, without building its weights."""
+    import torch
+
+    from alphastomics.attn_model.accounting import account
+    from alphastomics.attn_model.model import Model
+    from alphastomics.preprocessing.folder import DataFolder
+
+    settings = call.config
+    num_genes = settings.model.num_genes
+    if num_genes is None:
+        num_genes = DataFolder(settings.data.processed_data_dir).metadata().num_genes
+    with torch.device("meta"):
+        model = Model.from_config(settings, num_genes)
+    set_size = settings.data.loading.set_size or settings.training.batch_size
+    return json.dumps(
+        {"num_genes": num_genes, "set_size": set_size, **account(model, set_size)}, indent=2
+    )
+
+
 def config(_call: Call) -> str:
     """Print the commented default settings."""
     from alphastomics.config_file import commented_yaml
@@ -116,5 +136,6 @@ RUNNERS: dict[str, Callable[[Call], str | None]] = {
     "upload": not_yet,
     "simulate": simulate,
     "demo": demo,
+    "info": info,
     "config": config,
 }

@@ -42,6 +42,7 @@ MAP = {
     },
     "demo": {"config", "simulate", "preprocessing"},
     "commands": {
+        "attn_model",
         "cli",
         "cli_flags",
         "config_file",
