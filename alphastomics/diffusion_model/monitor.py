@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alphastomics.attn_model.inspection import gate_moments, record
-from alphastomics.attn_model.routing import expert_use, normalized_use_entropy
+from alphastomics.attn_model.routing import balance_loss, expert_use, normalized_use_entropy
 from alphastomics.diffusion_model.module import (
     AlphaSTomicsModule,
     named_terms,
@@ -145,32 +145,35 @@ class Monitor(pl.Callback):
             return
         self.step = trainer.global_step
         values = self.loss_values(trainer, pl_module)
-        values |= self.expert_values(trainer, pl_module) | self.gate_values(pl_module)
+        values |= self.expert_values(trainer, pl_module)
+        values |= self.gate_values(trainer, pl_module)
         publish(trainer, values)
 
     def loss_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
         """Terms of the loss, gradient norm, learning rate, and steps that were skipped."""
         assert module.last is not None
-        terms = named_terms("train", module.last.terms)
-        return {name: float(value) for name, value in terms.items()} | {
+        return mean_over_ranks(trainer, named_terms("train", module.last.terms)) | {
             "train/grad_norm": module.gradient_norm,
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "train/skipped_steps": float(module.skipped_steps),
         }
 
     def expert_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
-        """Expert use over all ranks, mean over layers."""
+        """Expert use and balance loss of the cells of all ranks, mean over layers."""
         assert module.last is not None
         routing = module.last.prediction.aux.routing
         if routing is None:
             return {}
-        counts = trainer.strategy.reduce(routing.counts.clone(), reduce_op="sum")
-        assert isinstance(counts, Tensor)
+        counts, probability, num_cells = (
+            sum_over_ranks(trainer, value)
+            for value in (routing.counts, routing.probability, routing.num_cells)
+        )
+        balance = map(balance_loss, counts, probability, num_cells)
         entropy = float(normalized_use_entropy(counts).mean())
         return {
             "moe/expert_entropy_normalized": entropy,
             "moe/expert_usage_std": float(expert_use(counts).std(-1, correction=0).mean()),
-            "moe/avg_aux_loss": float(module.last.prediction.aux.balance_loss),
+            "moe/avg_aux_loss": float(torch.stack(list(balance)).mean()),
             "moe/expert_collapse_warning": self.episodes.update(
                 "moe/expert_collapse_warning",
                 happening=entropy < ENTROPY_FLOOR,
@@ -178,21 +181,22 @@ class Monitor(pl.Callback):
             ),
         }
 
-    def gate_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
-        """Mean and spread of the gates, over real cells, mean over layers."""
+    def gate_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
+        """Mean and spread of the gates, over real cells, mean over layers and ranks."""
         assert module.last is not None
         gates = module.last.prediction.aux.gates
         if not gates:
             return {}
-        moments = [gate_moments(gate, module.last.node_mask) for gate in gates]
-        mean, std = (float(torch.stack(each).mean()) for each in zip(*moments, strict=True))
-        return {
-            "gate/activation_mean": mean,
-            "gate/activation_std": std,
+        by_layer = [gate_moments(gate, module.last.node_mask) for gate in gates]
+        mean, std = (torch.stack(each).mean() for each in zip(*by_layer, strict=True))
+        moments = {"gate/activation_mean": mean, "gate/activation_std": std}
+        values = mean_over_ranks(trainer, moments)
+        overall = values["gate/activation_mean"]
+        return values | {
             "gate/no_filtering_warning": self.episodes.update(
                 "gate/no_filtering_warning",
-                happening=mean > GATE_CEILING,
-                detail=f"mean {mean:.2f}",
+                happening=overall > GATE_CEILING,
+                detail=f"mean {overall:.2f}",
             ),
         }
 
@@ -236,6 +240,21 @@ def probe(module: AlphaSTomicsModule, batch: DataHolder) -> dict[str, float]:
             for layer, (mean, _) in enumerate(recording.gate_statistics()):
                 values[f"gate_by_layer/{where}/layer{layer}"] = mean
     return values
+
+
+def mean_over_ranks(trainer: pl.Trainer, values: dict[str, Tensor]) -> dict[str, float]:
+    """Return the mean of each value over the ranks, in one exchange."""
+    stacked = torch.stack([value.detach().float() for value in values.values()])
+    reduced = trainer.strategy.reduce(stacked, reduce_op="mean")
+    assert isinstance(reduced, Tensor)
+    return dict(zip(values, reduced.tolist(), strict=True))
+
+
+def sum_over_ranks(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Return the sum of a tensor over the ranks, which keep their own."""
+    reduced = trainer.strategy.reduce(value.clone(), reduce_op="sum")
+    assert isinstance(reduced, Tensor)
+    return reduced
 
 
 def publish(trainer: pl.Trainer, values: dict[str, float]) -> None:

@@ -78,7 +78,7 @@ def test_a_healthy_step_warns_of_nothing(caplog):
     module, monitor = stepped(), Monitor(1)
     values = {
         **monitor.expert_values(ONE_PROCESS, module),
-        **monitor.gate_values(module),
+        **monitor.gate_values(ONE_PROCESS, module),
         **monitor.gradient_values(module),
         **monitor.modulation_values(module),
     }
@@ -118,7 +118,7 @@ def test_a_saturated_gate_warns(caplog):
     gates = tuple(torch.full_like(gate, 0.99) for gate in aux.gates)
     prediction = module.last.prediction._replace(aux=aux._replace(gates=gates))
     module.last = module.last._replace(prediction=prediction)
-    values = monitor.gate_values(module)
+    values = monitor.gate_values(ONE_PROCESS, module)
     assert values["gate/no_filtering_warning"] == 1.0
     assert values["gate/activation_mean"] == pytest.approx(0.99)
     assert "filter nothing" in caplog.text
