@@ -1,9 +1,12 @@
 """On what a run is spread: settings and the machine enter, Lightning's strategy leaves."""
 
 import importlib.util
+import logging
 import os
+import signal
 from typing import Any, Literal, NamedTuple
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -34,17 +37,35 @@ def choose_devices(settings: DistributedConfig) -> Devices:
     Under a launcher such as torchrun on CPUs, each of its processes is a device.
     """
     present = torch.cuda.device_count()
-    asked = settings.devices
-    if asked == "auto":
-        asked = 1
+    launched = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    asked = launched * (present > 0) if settings.devices == "auto" else settings.devices
     if asked == 0 or (present == 0 and asked == 1):
-        return Devices("cpu", int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    if asked > present:
+        devices = Devices("cpu", launched)
+    elif asked > present:
         raise InputError(
             f"--gpus {asked} (distributed.devices): this machine has {present} GPU(s); "
             "ask for fewer, or 0 for the CPU"
         )
-    return Devices("gpu", asked)
+    else:
+        devices = Devices("gpu", asked)
+    check_launch(devices, settings.num_nodes)
+    return devices
+
+
+def check_launch(devices: Devices, num_nodes: int) -> None:
+    """Refuse a run that would wait for ranks that nobody has started, or leave some out."""
+    ranks = devices.number * num_nodes
+    launched = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS")
+    if launched is None and num_nodes > 1:
+        raise InputError(
+            f"--num_nodes {num_nodes} (distributed.num_nodes): start the program on every machine "
+            "with torchrun or srun: see docs/distributed.md"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ and launched != str(ranks):
+        raise InputError(
+            f"torchrun started {launched} processes, but --gpus and --num_nodes ask for "
+            f"{devices.number} x {num_nodes}: make the two agree"
+        )
 
 
 def choose_precision(precision: Precision, devices: Devices) -> Any:
@@ -65,6 +86,7 @@ def choose_strategy(config: Config, devices: Devices) -> Strategy | str:
     backend = "nccl" if devices.accelerator == "gpu" else "gloo"
     if settings.strategy == "fsdp":
         return ModelParallelStrategy(
+            data_parallel_size=ranks,
             tensor_parallel_size=1,
             save_distributed_checkpoint=False,
             process_group_backend=backend,
@@ -72,7 +94,8 @@ def choose_strategy(config: Config, devices: Devices) -> Strategy | str:
     if settings.strategy == "deepspeed":
         return deepspeed_strategy(config, devices)
     if settings.strategy == "ddp" or ranks > 1:
-        return DDPStrategy(process_group_backend=backend)
+        # Buffers change alike on all ranks: sending them round in every step would be for nothing.
+        return DDPStrategy(process_group_backend=backend, broadcast_buffers=False)
     return "auto"
 
 
@@ -90,9 +113,29 @@ def deepspeed_strategy(config: Config, devices: Devices) -> Strategy:
     return DeepSpeedStrategy(stage=config.distributed.deepspeed.stage)
 
 
-def shard_model(model: Model, mesh: DeviceMesh, config: Config) -> None:
-    """Shard a network layer by layer (FSDP2), in place."""
-    reshard = config.distributed.fsdp.sharding_strategy == "FULL_SHARD"
+def stand_back(trainer: pl.Trainer) -> None:
+    """Leave the words to the first rank, and let this one end at once until training begins.
+
+    It may be waiting for a rank that has refused, inside torch, where Python handles no signal; and
+    it has written nothing that would need cleaning up.
+    """
+    if not trainer.is_global_zero:
+        logging.getLogger("alphastomics").setLevel(logging.ERROR)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def shard_model(model: Model, mesh: DeviceMesh, *, reshard: bool) -> None:
+    """Shard a network layer by layer (FSDP2), in place.
+
+    Parameters
+    ----------
+    model
+        The network.
+    mesh
+        The ranks that share it.
+    reshard
+        Give the gathered weights up after the forward pass: less memory, one more exchange.
+    """
     for layer in model.trunk.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard)

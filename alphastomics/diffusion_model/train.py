@@ -37,6 +37,7 @@ from alphastomics.diffusion_model.spread import (
     choose_precision,
     choose_strategy,
     shard_model,
+    stand_back,
 )
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
@@ -75,8 +76,10 @@ class TrainedModule(AlphaSTomicsModule):
         """Shard the network and its average when the strategy has a mesh of devices."""
         mesh = getattr(self, "device_mesh", None)
         if mesh is not None and not getattr(self, "is_sharded", False):
-            for network in (self.model, self.average):
-                shard_model(network, mesh["data_parallel"], self.config)
+            full = self.config.distributed.fsdp.sharding_strategy == "FULL_SHARD"
+            shard_model(self.model, mesh["data_parallel"], reshard=full)
+            # No backward pass would shard the average again after a validation.
+            shard_model(self.average, mesh["data_parallel"], reshard=True)
             self.is_sharded = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -272,6 +275,7 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     checkpoint = resume_path(request, folder)
     logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
     trainer = make_trainer(config, folder, callbacks, csv_log)
+    stand_back(trainer)
     if trainer.is_global_zero:
         folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
         csv_log.start(logged_bytes)
