@@ -159,6 +159,9 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
         "over_pyarrow": found["loader_0_workers"] / found["pyarrow"],
         "over_pyarrow_2_workers": found["loader_2_workers"] / found["pyarrow"],
         "over_hf_datasets": found["loader_0_workers"] / found["hf_datasets"],
+        "first_epoch_over_pyarrow_2_workers": (
+            found["loader_2_workers_first_epoch"] / found["pyarrow"]
+        ),
         "wide": {"cells": arguments.wide_cells, "genes": arguments.wide_genes, **wide_rates},
         "sparse_over_dense": wide_rates["sparse_0_workers"] / wide_rates["dense_0_workers"],
         "sparse_over_dense_2_workers": (

@@ -56,6 +56,11 @@ class Guard:
             raise answer
         return answer
 
+    @property
+    def pid(self) -> int | None:
+        """Return the child's process id, or None where there is none."""
+        return None if self._child is None else self._child.pid
+
     def close(self) -> None:
         """End the child, if there is one."""
         if self._child is not None:

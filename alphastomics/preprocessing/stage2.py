@@ -50,6 +50,7 @@ from alphastomics.progress import track
 logger = logging.getLogger(__name__)
 
 SHUFFLE_FOLDER = "shuffle"
+RATIO_ROUNDING = 1e-9  # 1 - 0.7 - 0.3 is not exactly 0 in binary
 BYTES_PER_CELL = 64  # position, numbers and name of a cell, about
 # Settings on which the bytes depend; the number of workers is not one of them.
 FLAGS = (
@@ -281,7 +282,7 @@ def metadata_of(
         }
         for number, name in enumerate(SPLITS)
     }
-    _warn_of_empty_splits(splits)
+    _warn_of_empty_splits(options, splits)
     known = [
         {"name": name, "request": known}
         for name, known in zip(datasets.names, datasets.requests, strict=True)
@@ -311,7 +312,8 @@ def metadata_of(
     return Metadata.model_validate(described, strict=False)
 
 
-def _warn_of_empty_splits(splits: dict[str, Any]) -> None:
-    for name, split in splits.items():
-        if not split["cells"]:
-            logger.warning("the split %r is empty: the ratios and the data leave it nothing", name)
+def _warn_of_empty_splits(options: PreprocessingConfig, splits: dict[str, Any]) -> None:
+    asked = (options.train_ratio, options.val_ratio, 1 - options.train_ratio - options.val_ratio)
+    for (name, split), ratio in zip(splits.items(), asked, strict=True):
+        if not split["cells"] and ratio > RATIO_ROUNDING:
+            logger.warning("the split %r is empty: there are too few cells or slices for it", name)

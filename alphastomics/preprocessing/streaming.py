@@ -95,9 +95,12 @@ class RandomStream:
         draw = self.draw
         size = sum(map(len, pieces))
         mixed = order.order_in_window(size, draw.seed, epoch, draw.rank, number)
-        table = loader.read(pieces, mixed)
         starts = range(first, size, draw.set_size)
-        return Window(table, [slice(start, min(start + draw.set_size, size)) for start in starts])
+        sets = [slice(start, min(start + draw.set_size, size)) for start in starts]
+        if self.reader.metadata.storage == "dense":
+            return Window(loader.read_placed(pieces, mixed), [*sets])
+        # Sparse cells are copied anyway when they are spread out: no need to move them before.
+        return Window(loader.read_joined(pieces), [mixed[rows] for rows in sets])
 
 
 class WindowLoader:
@@ -107,23 +110,19 @@ class WindowLoader:
         self.reader, self.pool = reader, pool
         self._left_over: dict[tuple[int, int], CellTable] = {}
 
-    def read(self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"]) -> CellTable:
-        """Read the pieces of a window; its row i is row `mixed[i]` of the pieces in their order."""
-        last = pieces[-1]
-        whole = self.reader.shards[last.shard].row_groups[last.group]
-        keep = (last.shard, last.group) if last.stop < whole else None
-        if self.reader.metadata.storage == "sparse":
-            groups = mapped(self.pool, partial(self._piece, keep), pieces)
-            table = joined(groups).take(mixed)
-        else:
-            table = self._placed(pieces, mixed, keep)
-        self._left_over = {key: group for key, group in self._left_over.items() if key == keep}
+    def read_joined(self, pieces: list[Piece]) -> CellTable:
+        """Read the pieces of a window in their order."""
+        keep = self._cut_group(pieces)
+        table = joined(mapped(self.pool, partial(self._piece, keep), pieces))
+        self._forget_all_but(keep)
         return table
 
-    def _placed(
-        self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"], keep: tuple[int, int] | None
-    ) -> CellTable:
-        """Copy each piece to its rows as soon as it is read: its memory serves the next one."""
+    def read_placed(self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"]) -> CellTable:
+        """Read the pieces of a window; its row i is row `mixed[i]` of the pieces in their order.
+
+        Each piece is copied to its rows as soon as it is read: its memory serves the next one.
+        """
+        keep = self._cut_group(pieces)
         table = empty_table(len(mixed), self.reader.metadata.num_genes)
         row_of = np.empty_like(mixed)
         row_of[mixed] = np.arange(len(mixed))
@@ -133,7 +132,17 @@ class WindowLoader:
             place(table, job[1], self._piece(keep, job[0]))
 
         mapped(self.pool, fill, list(zip(pieces, targets, strict=True)))
+        self._forget_all_but(keep)
         return table
+
+    def _cut_group(self, pieces: list[Piece]) -> tuple[int, int] | None:
+        """Return the row group that the window's end cuts, if it does."""
+        last = pieces[-1]
+        whole = self.reader.shards[last.shard].row_groups[last.group]
+        return (last.shard, last.group) if last.stop < whole else None
+
+    def _forget_all_but(self, keep: tuple[int, int] | None) -> None:
+        self._left_over = {key: group for key, group in self._left_over.items() if key == keep}
 
     def _piece(self, keep: tuple[int, int] | None, piece: Piece) -> CellTable:
         group = self._group(piece)

@@ -1,4 +1,4 @@
-"""Several datasets through stage 1 and stage 2: one frame, one list of cell types, every cell once."""
+"""Several datasets through both stages: one frame, one list of cell types, every cell once."""
 
 from pathlib import Path
 
