@@ -14,7 +14,7 @@ from alphastomics.config_data import (
     PreprocessingConfig,
     SimulationConfig,
 )
-from alphastomics.config_section import RATIO_ROUNDING, Section, count, share, text
+from alphastomics.config_section import LARGEST_COUNT, RATIO_ROUNDING, Section, count, share, text
 
 __all__ = [
     "Config",
@@ -255,6 +255,18 @@ class SamplingConfig(Section):
     num_steps: int = count(50, "Network calls of a sample; at most diffusion.num_timesteps.")
     sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
+    product: Literal["estimate", "sample"] = Field(
+        "estimate", description="The mean of several aligned draws, or one draw."
+    )
+    num_samples: int = Field(
+        4, ge=1, le=1000, description="Draws; their spread is the uncertainty of a cell."
+    )
+    max_set_size: int = Field(
+        65_536,
+        ge=2,
+        le=LARGEST_COUNT,
+        description="Cells placed at once; more are placed in chunks that share anchor cells.",
+    )
 
 
 class ExtractConfig(Section):

@@ -2,5 +2,6 @@
 
 from alphastomics.diffusion_model.loss import DualModalLoss
 from alphastomics.diffusion_model.module import AlphaSTomicsModule, MaskedDiffusionModule
+from alphastomics.diffusion_model.sample import DiffusionSampler
 
-__all__ = ["AlphaSTomicsModule", "DualModalLoss", "MaskedDiffusionModule"]
+__all__ = ["AlphaSTomicsModule", "DiffusionSampler", "DualModalLoss", "MaskedDiffusionModule"]

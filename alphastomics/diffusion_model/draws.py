@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from alphastomics.config import MaskingConfig, Mode
 from alphastomics.diffusion_model.masking import Hidden, draw_hidden
@@ -17,9 +17,14 @@ from alphastomics.diffusion_model.noise import NoiseModel, centered_noise, draw_
 
 
 class Draws(NamedTuple):
-    """Times (B, 2), noise of expression (B, N, G) and position (B, N, 3), and hidden entries."""
+    """What a batch draws.
+
+    Times (B, 2), a turn of each set (B, 3, 3), noise of expression (B, N, G) and of position
+    (B, N, 3), and hidden entries.
+    """
 
     times: Tensor
+    turn: Tensor
     expression: Tensor
     position: Tensor
     hidden: Hidden
@@ -40,6 +45,25 @@ def set_keys(cell_id: Int[Tensor, "B N"]) -> list[str]:
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 
+def random_turn(generator: Generator, *, reflection: bool) -> Float[Tensor, "3 3"]:
+    """Draw a rotation of space, uniformly, and mirror it in half of the draws where allowed.
+
+    The rotation of a random unit quaternion (Shoemake 1992); -1 times a rotation is a mirror image.
+    """
+    device = generator.device
+    w, x, y, z = torch.nn.functional.normalize(
+        torch.randn(4, generator=generator, device=device, dtype=torch.float64), dim=0
+    )
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+    ]
+    turn = torch.stack([torch.stack(row) for row in rows])
+    mirrored = torch.rand((), generator=generator, device=device) < 0.5
+    return torch.where(mirrored, -turn, turn) if reflection else turn
+
+
 def draw_for_sets(
     noise_model: NoiseModel,
     mode: Mode,
@@ -48,6 +72,8 @@ def draw_for_sets(
     node_mask: Tensor,
     step: int,
     seeds: list[int],
+    *,
+    reflection: bool,
 ) -> Draws:
     """Draw what a batch needs, set by set.
 
@@ -61,6 +87,8 @@ def draw_for_sets(
         Training steps done, for progressive masking.
     seeds
         Seed of each set.
+    reflection
+        Whether sets are mirrored, too.
     """
     device, dtype = expression.device, expression.dtype
     generator = torch.Generator(device)
@@ -72,9 +100,11 @@ def draw_for_sets(
         hidden = draw_hidden(masking, one, times > 0, step, generator)
         noise = draw_noise(tuple(one.shape), real, generator, dtype)
         shift = centered_noise((1, one.shape[1], 3), real, generator, dtype)
-        parts.append(Draws(times, noise, shift, hidden))
+        turn = random_turn(generator, reflection=reflection)[None]
+        parts.append(Draws(times, turn, noise, shift, hidden))
     return Draws(
         torch.cat([part.times for part in parts]),
+        torch.cat([part.turn for part in parts]),
         torch.cat([part.expression for part in parts]),
         torch.cat([part.position for part in parts]),
         _joined([part.hidden for part in parts], expression),

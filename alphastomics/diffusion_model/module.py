@@ -88,15 +88,23 @@ class AlphaSTomicsModule(pl.LightningModule):
         """Return the network to use: the averaged one, unless it is being trained."""
         return self.model if self.training else self.average
 
-    def inner_positions(self, batch: DataHolder) -> Float[Tensor, "B N 3"]:
-        """Centre each set and bring it to unit scale."""
+    def inner_positions(
+        self, batch: DataHolder, turn: Float[Tensor, "B 3 3"] | None
+    ) -> Float[Tensor, "B N 3"]:
+        """Centre each set, bring it to unit scale, and turn it.
+
+        The losses ignore the frame, so that nothing fixes the frame of a prediction; the network
+        must be at home in all of them, since a sampler goes on in whichever comes.
+        """
         moved = centered(batch.positions.double(), batch.node_mask) / self.position_scale
+        if turn is not None:
+            moved = moved @ turn.mT
         return moved.to(batch.expression.dtype)
 
     def score(self, batch: DataHolder, draws: Draws) -> Scored:
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the way of a batch."""
         settings = self.config.diffusion
-        true = Cells(batch.expression, self.inner_positions(batch))
+        true = Cells(batch.expression, self.inner_positions(batch, draws.turn))
         times = draws.times
         noised_expression = self.noise_model.noised(
             true.expression, draws.expression, times[:, 0], settings.nu_expression
@@ -136,6 +144,7 @@ class AlphaSTomicsModule(pl.LightningModule):
             batch.node_mask,
             int(self.updates),
             [stream_seed(seed, *purpose, key) for key in keys],
+            reflection=self.config.loss.reflection,
         )
 
     def training_step(self, batch: DataHolder, batch_idx: int) -> Tensor:

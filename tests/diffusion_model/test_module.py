@@ -9,7 +9,7 @@ from alphastomics.config import Config
 from alphastomics.config_file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.average import average_decay, update_average
-from alphastomics.diffusion_model.draws import draw_for_sets, stream_seed
+from alphastomics.diffusion_model.draws import draw_for_sets, random_turn, stream_seed
 from alphastomics.diffusion_model.module import learning_rate_factor
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
@@ -56,7 +56,7 @@ def test_units_of_the_coordinates_change_nothing_inside(factor: float):
 def test_positions_inside_are_centred_and_of_unit_scale():
     cells = batch(1, 500)
     module = AlphaSTomicsModule(config(), 5, position_scale=100.0)
-    inner = module.inner_positions(cells)[cells.node_mask]
+    inner = module.inner_positions(cells, None)[cells.node_mask]
     assert float(inner.mean(0).abs().max()) < 1e-5
     assert float(inner.std()) == pytest.approx(1.0, abs=0.1)
 
@@ -81,7 +81,7 @@ def test_the_draw_of_a_set_depends_on_nothing_but_its_key():
     def draw(order):
         return draw_for_sets(
             module.noise_model, "joint", module.config.masking, cells.expression[order],
-            cells.node_mask[order], 0, [seeds[index] for index in order],
+            cells.node_mask[order], 0, [seeds[index] for index in order], reflection=True,
         )  # fmt: skip
 
     whole, part = draw([0, 1, 2]), draw([2, 0])
@@ -89,6 +89,18 @@ def test_the_draw_of_a_set_depends_on_nothing_but_its_key():
                        (whole.position, part.position),
                        (whole.hidden.expression, part.hidden.expression)):  # fmt: skip
         torch.testing.assert_close(one[[2, 0]], other, rtol=0, atol=0)
+
+
+def test_turns_are_uniform_and_mirrored_where_allowed():
+    gen = torch.Generator().manual_seed(0)
+    turns = torch.stack([random_turn(gen, reflection=True) for _ in range(2000)])
+    torch.testing.assert_close(turns @ turns.mT, torch.eye(3).double().expand_as(turns))
+    assert float((torch.linalg.det(turns) < 0).double().mean()) == pytest.approx(0.5, abs=0.05)
+    # A uniform rotation sends any direction to a uniform one: mean 0, variance 1/3.
+    assert float(turns.mean(0).abs().max()) < 0.05
+    assert float((turns.var(0) - 1 / 3).abs().max()) < 0.03
+    proper = torch.stack([random_turn(gen, reflection=False) for _ in range(100)])
+    assert (torch.linalg.det(proper) > 0).all()
 
 
 def test_masked_diffusion_is_the_module_with_masking_on():

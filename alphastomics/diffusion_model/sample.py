@@ -1,0 +1,345 @@
+"""The reverse process: noise, what is known and a denoiser enter, generated cells leave.
+
+Three solvers of one process, all with x0-prediction: `ddpm` draws from the exact posterior; `ddim`
+(Song et al. 2021) and `dpmpp`, DPM-Solver++(2M) (Lu et al. 2022), follow the deterministic path.
+The loss of positions ignores the frame, and so may the network: each prediction is turned onto the
+noisy cells, or onto the cells whose place is known, before it is used.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Generator, Tensor
+
+from alphastomics.config import Mode, SamplingConfig
+from alphastomics.diffusion_model.alignment import best_rotation
+from alphastomics.diffusion_model.noise import (
+    NoiseModel,
+    centered,
+    centered_noise,
+    draw_noise,
+    step_times,
+)
+from alphastomics.errors import InputError
+
+Solver = Literal["ddim", "ddpm", "dpmpp"]
+SOLVERS = ("ddim", "ddpm", "dpmpp")
+MODES = ("joint", "expr_to_pos", "pos_to_expr")
+CELLS_THAT_FIX_A_FRAME = 3
+_SAMPLING = SamplingConfig()
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    """A network: noisy expression and positions, times (B, 2) and a mask; predicts both clean."""
+
+    def __call__(
+        self, expression: Tensor, position: Tensor, diffusion_time: Tensor, node_mask: Tensor,
+        *, gene_mask: Tensor | None,
+    ) -> Any:  # fmt: skip
+        """Return something with `expression` and `position`."""
+        ...
+
+
+class Known(NamedTuple):
+    """What is known beside the mode's condition.
+
+    Attributes
+    ----------
+    genes
+        Measured genes, (B, N, G): with `pos_to_expr` and `joint` their values are kept, the others
+        generated; with `expr_to_pos` the others are not seen. None: all, or none, are known.
+    placed
+        Cells (B, N) whose position is known and kept, when positions are generated.
+    """
+
+    genes: Tensor | None = None
+    placed: Tensor | None = None
+
+
+class State(NamedTuple):
+    """Expression (B, N, G) and positions (B, N, 3): noisy on the way, clean at its end."""
+
+    expression: Tensor
+    position: Tensor
+
+
+class DiffusionSampler:
+    """Generates cells with a trained network.
+
+    Parameters
+    ----------
+    model
+        The network.
+    noise_model
+        The schedule it was trained with.
+    position_scale
+        What one unit inside the model is in the user's units.
+    reflection
+        Whether mirror images counted as the same in training.
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        noise_model: NoiseModel,
+        *,
+        position_scale: float = 1.0,
+        reflection: bool = True,
+    ) -> None:
+        self.model, self.noise_model = model, noise_model
+        self.position_scale, self.reflection = position_scale, reflection
+
+    @torch.no_grad()
+    def sample(
+        self,
+        expr: Float[Tensor, "B N G"],
+        pos: Float[Tensor, "B N 3"],
+        mask: Bool[Tensor, "B N"],
+        mode: Mode = _SAMPLING.mode,
+        *,
+        num_steps: int = _SAMPLING.num_steps,
+        sampler: Solver = _SAMPLING.sampler,
+        known: Known = Known(),  # noqa: B008 - an empty tuple
+        generator: Generator | None = None,
+        watch: Callable[[int, State], None] | None = None,
+    ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N 3"]]:
+        """Draw cells.
+
+        Parameters
+        ----------
+        expr, pos
+            What is given; a modality that is generated gives its shape alone, unless `known` says
+            that parts of it are known.
+        mask
+            True for real cells.
+        mode
+            What is generated.
+        num_steps
+            Network calls, at most T.
+        sampler
+            Solver: ddim, ddpm or dpmpp.
+        known
+            Parts that are known beside the condition.
+        generator
+            Source of randomness; the global state is never touched when it is given.
+        watch
+            Called after each step with its number and the clean cells predicted there.
+
+        Returns
+        -------
+        tuple
+            Expression, and positions in the user's units: centred on each set, or in the frame of
+            the placed cells where there are any. What was given comes back as it came.
+        """
+        run = _Run(self, expr, pos, mask, mode, known, generator)
+        run.require(num_steps, sampler)
+        clean = run.solve(num_steps, sampler, watch)
+        return run.outside(clean)
+
+
+class _Run:
+    """One call of `sample`: the condition, brought inside the model's units, and the way down."""
+
+    def __init__(
+        self,
+        sampler: DiffusionSampler,
+        expression: Tensor,
+        position: Tensor,
+        node_mask: Tensor,
+        mode: Mode,
+        known: Known,
+        generator: Generator | None,
+    ) -> None:
+        self.sampler, self.noise_model, self.mode = sampler, sampler.noise_model, mode
+        self.mask, self.known, self.generator = node_mask, known, generator
+        self.given = State(expression, position)
+        seen = node_mask
+        if mode != "pos_to_expr" and known.placed is not None:
+            seen = node_mask & known.placed
+        self.placed = seen if mode != "pos_to_expr" and known.placed is not None else None
+        weight = seen[..., None].double()
+        count = weight.sum(1, keepdim=True).clamp(min=1)
+        self.center = (position.double() * weight).sum(1, keepdim=True) / count
+        inner = (position.double() - self.center) / sampler.position_scale
+        self.inner = State(expression, (inner * node_mask[..., None]).to(expression.dtype))
+
+    def require(self, num_steps: int, solver: str) -> None:
+        """Refuse what cannot be sampled."""
+        total = self.noise_model.num_timesteps
+        if not 1 <= num_steps <= total:
+            raise InputError(
+                f"num_steps: expected 1 to {total} (diffusion.num_timesteps), got {num_steps}"
+            )
+        if solver not in SOLVERS:
+            raise InputError(f"sampler: expected one of {', '.join(SOLVERS)}; got {solver!r}")
+        if self.mode not in MODES:
+            raise InputError(f"mode: expected one of {', '.join(MODES)}; got {self.mode!r}")
+
+    @property
+    def generated(self) -> tuple[bool, bool]:
+        """Say whether expression and positions are generated."""
+        return self.mode != "expr_to_pos", self.mode != "pos_to_expr"
+
+    def start(self) -> State:
+        """Draw pure noise for what is generated; what is given stays as it is."""
+        shape = tuple(self.inner.expression.shape)
+        dtype = self.inner.expression.dtype
+        noise = State(
+            draw_noise(shape, self.mask, self.generator, dtype),
+            centered_noise((*shape[:2], 3), self.mask, self.generator, dtype),
+        )
+        return State(
+            *(fresh if make else kept
+              for fresh, kept, make in zip(noise, self.inner, self.generated, strict=True))
+        )  # fmt: skip
+
+    def predict(self, noisy: State, time: int) -> State:
+        """Call the network, bring its positions into the cells' frame, and put in the known."""
+        times = torch.tensor([time if make else 0 for make in self.generated])
+        times = times.expand(len(self.mask), 2).to(self.mask.device)
+        prediction = self.sampler.model(
+            noisy.expression,
+            noisy.position,
+            self.noise_model.network_time(times, noisy.expression.dtype),
+            self.mask,
+            gene_mask=self.known.genes if self.mode == "expr_to_pos" else None,
+        )
+        make_expression, make_position = self.generated
+        expression = prediction.expression.to(noisy.expression.dtype)
+        if not make_expression:
+            expression = self.inner.expression
+        elif self.known.genes is not None:
+            expression = torch.where(self.known.genes, self.inner.expression, expression)
+        position = self.inner.position
+        if make_position:
+            position = self.in_frame(prediction.position.to(noisy.position.dtype), noisy.position)
+        return State(expression * self.mask[..., None], position * self.mask[..., None])
+
+    def in_frame(self, predicted: Tensor, noisy: Tensor) -> Float[Tensor, "B N 3"]:
+        """Turn predicted positions onto the placed cells where they fix a frame, else onto z_t."""
+        if self.placed is None:
+            return turned(predicted, noisy, self.mask, self.mask, self.sampler.reflection)
+        target = torch.where(self.placed[..., None], self.inner.position, noisy)
+        enough = self.placed.sum(1, keepdim=True) >= CELLS_THAT_FIX_A_FRAME
+        anchors = torch.where(enough, self.placed, self.mask)
+        moved = turned(predicted, target, self.mask, anchors, self.sampler.reflection)
+        return torch.where(self.placed[..., None], self.inner.position, moved)
+
+    def solve(
+        self, num_steps: int, solver: str, watch: Callable[[int, State], None] | None
+    ) -> State:
+        """Go from noise to clean cells."""
+        noisy = self.start()
+        times = step_times(self.noise_model.num_timesteps, num_steps)
+        clean, before = noisy, None
+        for step, (t, s) in enumerate(pairwise(times)):
+            clean = self.predict(noisy, t)
+            if watch is not None:
+                watch(step, clean)
+            noisy = self.step(
+                noisy, clean, before, (t, s), times[step - 1] if step else None, solver
+            )
+            before = clean
+        return clean
+
+    def step(
+        self, noisy: State, clean: State, before: State | None, span: tuple[int, int],
+        earlier: int | None, solver: str,
+    ) -> State:  # fmt: skip
+        """Go from time t to s < t, modality by modality."""
+        settings = self.noise_model.settings
+        parts = []
+        for index, (make, nu) in enumerate(
+            zip(self.generated, (settings.nu_expression, settings.nu_position), strict=True)
+        ):
+            if not make:
+                parts.append(noisy[index])
+            elif solver == "ddpm":
+                parts.append(
+                    self.ancestral(noisy[index], clean[index], span, nu, centred=index == 1)
+                )
+            else:
+                target = clean[index]
+                if solver == "dpmpp" and before is not None and earlier is not None:
+                    target = self.extrapolated(target, before[index], span, earlier, nu)
+                parts.append(self.deterministic(noisy[index], target, span, nu))
+        return State(*parts)
+
+    def ancestral(
+        self, noisy: Tensor, clean: Tensor, span: tuple[int, int], nu: float, *, centred: bool
+    ) -> Tensor:
+        """Draw z_s from q(z_s | z_t, x0)."""
+        t, s = (torch.tensor([time]) for time in span)
+        step = self.noise_model.posterior(t, s, nu)
+        draw = centered_noise if centred else draw_noise
+        noise = draw(tuple(noisy.shape), self.mask, self.generator, noisy.dtype)
+        return (
+            float(step.on_noisy) * noisy + float(step.on_clean) * clean + float(step.spread) * noise
+        )
+
+    def deterministic(
+        self, noisy: Tensor, clean: Tensor, span: tuple[int, int], nu: float
+    ) -> Tensor:
+        """z_s = alpha_s x0 + sigma_s (z_t - alpha_t x0) / sigma_t: eq. 12 of DDIM, eta = 0."""
+        (alpha_t, sigma_t), (alpha_s, sigma_s) = (self.level(time, nu) for time in span)
+        return alpha_s * clean + sigma_s * (noisy - alpha_t * clean) / sigma_t
+
+    def extrapolated(
+        self, clean: Tensor, before: Tensor, span: tuple[int, int], earlier: int, nu: float
+    ) -> Tensor:
+        """Second order: D = x0 + (x0 - x0') / 2r, r the ratio of the steps in log(alpha / sigma).
+
+        At both ends of the schedule the logarithm is infinite, and the step is of first order.
+        """
+        t, s = span
+        if s == 0 or earlier == self.noise_model.num_timesteps:
+            return clean
+        half = [self.log_ratio(time, nu) for time in (earlier, t, s)]
+        ratio = (half[1] - half[0]) / (half[2] - half[1])
+        return clean + (clean - before) / (2 * ratio)
+
+    def level(self, time: int, nu: float) -> tuple[float, float]:
+        """Signal and noise at a time, as numbers."""
+        alpha, sigma = self.noise_model.alpha_sigma(torch.tensor([time]), nu)
+        return float(alpha), float(sigma)
+
+    def log_ratio(self, time: int, nu: float) -> float:
+        """log(alpha / sigma)."""
+        alpha, sigma = self.noise_model.alpha_sigma(torch.tensor([time]), nu)
+        return float((alpha / sigma).log())
+
+    def outside(self, clean: State) -> tuple[Tensor, Tensor]:
+        """Return to the user's units; what was given comes back as it came."""
+        make_expression, make_position = self.generated
+        expression = clean.expression if make_expression else self.given.expression
+        if not make_position:
+            return expression, self.given.position
+        position = clean.position.double() * self.sampler.position_scale
+        if self.placed is None:
+            return expression, centered(position, self.mask).to(self.given.position.dtype)
+        position = (position + self.center) * self.mask[..., None]
+        position = torch.where(self.placed[..., None], self.given.position.double(), position)
+        return expression, position.to(self.given.position.dtype)
+
+
+def turned(
+    source: Float[Tensor, "B N 3"],
+    target: Float[Tensor, "B N 3"],
+    node_mask: Bool[Tensor, "B N"],
+    anchors: Bool[Tensor, "B N"],
+    reflection: bool,  # noqa: FBT001 - one of the settings of the turn
+) -> Float[Tensor, "B N 3"]:
+    """Move `source` rigidly so that its anchors come nearest to the target's."""
+    weight = anchors[..., None].double()
+    count = weight.sum(1, keepdim=True).clamp(min=1)
+    means = [(points.double() * weight).sum(1, keepdim=True) / count for points in (source, target)]
+    moved = source.double() - means[0]
+    rotation = best_rotation(
+        moved * weight, (target.double() - means[1]) * weight, reflection=reflection
+    )
+    turned_source = moved @ rotation.mT + means[1]
+    return (turned_source * node_mask[..., None]).to(source.dtype)

@@ -1,0 +1,191 @@
+"""Sampling: on a Gaussian every solver agrees with the closed form; frames and conditions hold."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from alphastomics.config import DiffusionConfig
+from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
+from alphastomics.errors import InputError
+
+NOISE = NoiseModel(DiffusionConfig(num_timesteps=1000))
+SOLVERS = ["ddim", "ddpm", "dpmpp"]
+
+
+class Prediction(NamedTuple):
+    expression: torch.Tensor
+    position: torch.Tensor
+
+
+class Gaussian:
+    """The exact denoiser of cells whose features are independent N(mean, spread^2).
+
+    E[x0 | z_t] = mean + alpha spread^2 / (alpha^2 spread^2 + sigma^2) (z_t - alpha mean).
+    """
+
+    def __init__(self, mean: float, spread: float) -> None:
+        self.mean, self.spread = mean, spread
+        self.calls = 0
+
+    def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask):
+        self.calls += 1
+        t = (diffusion_time[:, 0].double() * NOISE.num_timesteps).round().long()
+        alpha, sigma = (part[:, None, None] for part in NOISE.alpha_sigma(t, 1.0))
+        gain = alpha * self.spread**2 / (alpha**2 * self.spread**2 + sigma**2)
+        clean = self.mean + gain * (expression - alpha * self.mean)
+        return Prediction(clean, torch.zeros_like(position))
+
+
+def gaussian_sample(solver: str, num_steps: int, cells: int = 20_000) -> torch.Tensor:
+    sampler = DiffusionSampler(Gaussian(1.5, 0.4), NOISE)
+    expression, _ = sampler.sample(
+        torch.zeros(1, cells, 1, dtype=torch.float64),
+        torch.zeros(1, cells, 3, dtype=torch.float64),
+        torch.ones(1, cells, dtype=torch.bool),
+        "pos_to_expr",
+        num_steps=num_steps,
+        sampler=solver,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return expression
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_gaussian_comes_back_and_the_error_falls_with_steps(solver: str):
+    errors = []
+    for steps in (5, 20, 200):
+        drawn = gaussian_sample(solver, steps)
+        assert float(drawn.mean()) == pytest.approx(1.5, abs=0.02)
+        errors.append(abs(float(drawn.std()) - 0.4))
+    assert errors[2] < 0.01
+    assert errors[2] < errors[1] < errors[0] or solver == "dpmpp"
+
+
+def test_the_second_order_solver_needs_fewer_steps():
+    first, second = (abs(float(gaussian_sample(s, 20).std()) - 0.4) for s in ("ddim", "dpmpp"))
+    assert second < first / 3
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 50])
+def test_as_many_steps_as_asked_for_are_network_calls(solver: str, num_steps: int):
+    model = Gaussian(0.0, 1.0)
+    DiffusionSampler(model, NOISE).sample(
+        torch.zeros(1, 4, 2), torch.zeros(1, 4, 3), torch.ones(1, 4, dtype=torch.bool),
+        "joint", num_steps=num_steps, sampler=solver,
+    )  # fmt: skip
+    assert model.calls == num_steps
+
+
+class Template:
+    """A denoiser that knows the tissue, and answers in a frame of its own at every call."""
+
+    def __init__(self, tissue: torch.Tensor, seed: int = 0) -> None:
+        self.tissue, self.seed = tissue, seed
+
+    def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask):
+        self.seed += 1
+        gen = torch.Generator().manual_seed(self.seed)
+        turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen, dtype=torch.float64))
+        return Prediction(expression, self.tissue @ turn.to(self.tissue.dtype) + 7.0)
+
+
+def tissue(cells: int = 40) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(1)
+    return torch.randn(1, cells, 3, generator=gen, dtype=torch.float64) * torch.tensor([3.0, 2, 1])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("num_steps", [1, 5, 50, 200])
+def test_more_steps_never_hurt_though_every_answer_has_another_frame(solver, num_steps):
+    points = tissue()
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    _, placed = DiffusionSampler(Template(points), NOISE, position_scale=10.0).sample(
+        torch.zeros(1, 40, 2, dtype=torch.float64), torch.zeros_like(points), mask, "expr_to_pos",
+        num_steps=num_steps, sampler=solver, generator=torch.Generator().manual_seed(2),
+    )  # fmt: skip
+    found, wanted = torch.cdist(placed, placed), 10 * torch.cdist(points, points)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(placed.mean(1), torch.zeros(1, 3, dtype=torch.float64))
+
+
+def test_placed_cells_stay_and_give_the_others_their_frame():
+    points = tissue()
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    place = 10 * points + 500.0
+    known = torch.zeros(1, 40, dtype=torch.bool)
+    known[0, :8] = True
+    given = torch.where(known[..., None], place, torch.zeros_like(place))
+    _, found = DiffusionSampler(Template(points), NOISE, position_scale=10.0).sample(
+        torch.zeros(1, 40, 2, dtype=torch.float64), given, mask, "expr_to_pos",
+        num_steps=10, known=Known(placed=known), generator=torch.Generator().manual_seed(2),
+    )  # fmt: skip
+    assert torch.equal(found[known], place[known])
+    torch.testing.assert_close(found, place)
+
+
+def test_known_genes_are_kept_and_the_others_generated():
+    values = torch.full((1, 30, 3), 9.0, dtype=torch.float64)
+    genes = torch.zeros(1, 30, 3, dtype=torch.bool)
+    genes[..., 0] = True
+    expression, _ = DiffusionSampler(Gaussian(1.5, 0.4), NOISE).sample(
+        values, torch.zeros(1, 30, 3, dtype=torch.float64), torch.ones(1, 30, dtype=torch.bool),
+        "pos_to_expr", num_steps=20, known=Known(genes=genes),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert (expression[..., 0] == 9.0).all()
+    assert float(expression[..., 1:].mean()) == pytest.approx(1.5, abs=0.2)
+
+
+def test_what_was_given_comes_back_as_it_came_and_padding_is_zero():
+    gen = torch.Generator().manual_seed(0)
+    expression, position = torch.randn(2, 6, 4, generator=gen), torch.randn(2, 6, 3, generator=gen)
+    mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    sampler = DiffusionSampler(Gaussian(0.0, 1.0), NOISE)
+    given, placed = sampler.sample(expression, position, mask, "expr_to_pos", num_steps=3)
+    assert torch.equal(given, expression)
+    assert (placed[~mask] == 0).all()
+    made, kept = sampler.sample(expression, position, mask, "pos_to_expr", num_steps=3)
+    assert torch.equal(kept, position)
+    assert (made[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_generator_decides_the_draw_and_the_global_state_is_left_alone(solver: str):
+    before = torch.random.get_rng_state()
+    draws = [gaussian_sample(solver, 5, 10) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_path_can_be_watched():
+    seen: list[tuple[int, State]] = []
+    DiffusionSampler(Gaussian(0.0, 1.0), NOISE).sample(
+        torch.zeros(1, 5, 2), torch.zeros(1, 5, 3), torch.ones(1, 5, dtype=torch.bool),
+        num_steps=4, watch=lambda step, state: seen.append((step, state)),
+    )  # fmt: skip
+    assert [step for step, _ in seen] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_steps": 0}, "expected 1 to 1000"),
+        ({"num_steps": 1001}, "expected 1 to 1000"),
+        ({"sampler": "euler"}, "ddim"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(changes, words):
+    sampler = DiffusionSampler(Gaussian(0.0, 1.0), NOISE)
+    with pytest.raises(Exception, match=words) as refusal:
+        sampler.sample(
+            torch.zeros(1, 5, 2), torch.zeros(1, 5, 3), torch.ones(1, 5, dtype=torch.bool),
+            **changes,
+        )  # fmt: skip
+    assert isinstance(refusal.value, InputError) or "typecheck" in str(refusal.value).lower()
+
+
+def test_positions_are_centred_over_the_real_cells():
+    assert float(centered(tissue(), torch.ones(1, 40, dtype=torch.bool)).mean().abs()) < 1e-12
