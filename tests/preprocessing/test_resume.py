@@ -183,12 +183,15 @@ def test_other_flags_inputs_and_seeds_are_refused_with_what_differs(tmp_path):
     assert len(metadata_of(tmp_path / "out")["slices"]) == 3
 
 
-def test_an_unfinished_folder_refuses_other_flags_too(source, whole, tmp_path):
-    _, seconds = whole
-    for share in (0.5, 0.6, 0.7, 0.8):
-        kill_at(seconds * share, source, tmp_path / "out", {})
-        if (tmp_path / "out").exists() and not (tmp_path / "out/metadata.json").exists():
-            break
+@pytest.mark.parametrize("stage", ["chunks", "shards"])
+def test_an_unfinished_folder_refuses_other_flags_too(source, tmp_path, monkeypatch, stage):
+    def stop(path: Path, value: object) -> None:
+        raise RuntimeError("interrupted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"alphastomics.preprocessing.{stage}.write_receipt", stop)
+        with pytest.raises(RuntimeError):
+            run(source, tmp_path / "out", **SETTINGS)
     with pytest.raises(InputError, match="max_cells_per_file was 400 and is now 399"):
         run(source, tmp_path / "out", **SETTINGS | {"max_cells_per_file": 399})
 
