@@ -94,8 +94,7 @@ def choose_strategy(config: Config, devices: Devices) -> Strategy | str:
     if settings.strategy == "deepspeed":
         return deepspeed_strategy(config, devices)
     if settings.strategy == "ddp" or ranks > 1:
-        # Buffers change alike on all ranks: sending them round in every step would be for nothing.
-        return DDPStrategy(process_group_backend=backend, broadcast_buffers=False)
+        return DDPStrategy(process_group_backend=backend)
     return "auto"
 
 
