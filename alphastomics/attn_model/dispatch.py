@@ -21,13 +21,12 @@ _GROUPED_MM_ALIGNMENT_BYTES = 16
 class Plan(NamedTuple):
     """Where each of the T x k visits goes.
 
-    `order` (T k,) lists visits by expert, `place` (T k,) is its inverse, `expert` (T k,) the expert
-    at each place, and `ends` (E,) the place where each expert's visits end.
+    `order` (T k,) lists visits by expert, `place` (T k,) is its inverse, and `ends` (E,) the place
+    where each expert's visits end.
     """
 
     order: Tensor
     place: Tensor
-    expert: Tensor
     ends: Tensor
 
 
@@ -39,7 +38,7 @@ def plan_dispatch(choice: Int[Tensor, "T k"], num_experts: int) -> Plan:
     place = torch.empty_like(order).scatter(0, order, visits)
     experts = torch.arange(num_experts, device=order.device, dtype=expert.dtype)
     ends = torch.searchsorted(expert, experts, right=True, out_int32=True)
-    return Plan(order, place, expert, ends)
+    return Plan(order, place, ends)
 
 
 class _Send(torch.autograd.Function):
@@ -82,6 +81,21 @@ def collect(visits: Float[Tensor, "S D"], plan: Plan, top_k: int) -> Float[Tenso
     """Bring the k results of each cell back together."""
     returned: Tensor = _Return.apply(visits, plan.order, plan.place)  # type: ignore[no-untyped-call]
     return rearrange(returned, "(t k) d -> t k d", k=top_k)
+
+
+def with_bias(
+    cells: Float[Tensor, "T K"], weight: Float[Tensor, "E K M"], bias: Float[Tensor, "E M"]
+) -> tuple[Float[Tensor, "T L"], Float[Tensor, "E L M"]]:
+    """Give each cell a 1 and each matrix its bias as a row, so that the product adds the bias.
+
+    A bias added afterwards would read and write all visits' hidden states once more. The rest of
+    the new columns is zero: they keep the rows on the grid that grouped products ask for.
+    """
+    extra = max(1, _GROUPED_MM_ALIGNMENT_BYTES // cells.element_size())
+    ones = torch.ones_like(cells[:, :1])
+    wider = torch.cat([cells, ones, ones.new_zeros(len(cells), extra - 1)], dim=1)
+    rows = torch.cat([bias[:, None], bias.new_zeros(len(bias), extra - 1, bias.shape[1])], dim=1)
+    return wider, torch.cat([weight, rows], dim=1)
 
 
 def grouped_product(

@@ -20,6 +20,7 @@ from alphastomics.attn_model.dispatch import (
     grouped_product,
     plan_dispatch,
     send,
+    with_bias,
 )
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import (
@@ -205,11 +206,9 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Tensor, "T D"]:
         """Run each cell's experts and add up their results by weight."""
         plan = plan_dispatch(choice, self.num_experts)
-        visits = send(cells.to(compute_dtype(cells)), plan, self.top_k)
-        hidden = grouped_product(visits, self.up_weight, plan.ends)
-        hidden = F.gelu(
-            add_bias(hidden, one_hot(plan.expert, self.num_experts, hidden), self.up_bias)
-        )
+        inputs, up = with_bias(cells.to(compute_dtype(cells)), self.up_weight, self.up_bias)
+        visits = send(inputs, plan, self.top_k)
+        hidden = F.gelu(grouped_product(visits, up, plan.ends))
         results = collect(grouped_product(hidden, self.down_weight, plan.ends), plan, self.top_k)
         mixed = (results * weight[..., None].to(results.dtype)).sum(1)
         shares = (one_hot(choice, self.num_experts, weight) * weight[..., None]).sum(1)
