@@ -61,14 +61,15 @@ def stage2(call: Call) -> str:
     return json.dumps(summary, indent=2)
 
 
-def train(call: Call) -> str:
-    """Train a model; print a summary of the run."""
+def train(call: Call) -> str | None:
+    """Train a model; print a summary of the run, on the first rank."""
     from alphastomics.diffusion_model.train import Request
     from alphastomics.diffusion_model.train import train as run_train
 
     arguments = call.arguments
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
-    return json.dumps(run_train(call.config, request), indent=2)
+    summary = run_train(call.config, request)
+    return json.dumps(summary, indent=2) if summary else None
 
 
 def simulate(call: Call) -> str:

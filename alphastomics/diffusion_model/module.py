@@ -22,6 +22,7 @@ from alphastomics.diffusion_model.average import average_decay, update_average
 from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
 from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, LossTerms
 from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
 
@@ -195,9 +196,12 @@ class AlphaSTomicsModule(pl.LightningModule):
         """Clip the gradient; one that is not finite never reaches the weights."""
         training = self.config.training
         limit = training.gradient_clip_val or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        norm = whole_tensor(norm)
-        self.gradient_norm = float(norm)
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ZeroStrategy):
+            norm = strategy.gradient_norm()
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.gradient_norm = float(whole_tensor(norm))
         if math.isfinite(self.gradient_norm):
             return
         if training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alphastomics.attn_model.inspection import gate_moments, record
 from alphastomics.attn_model.routing import balance_loss, expert_use, normalized_use_entropy
@@ -19,6 +19,7 @@ from alphastomics.diffusion_model.module import (
     named_terms,
     whole_tensor,
 )
+from alphastomics.diffusion_model.zero import gradient_of
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,12 @@ def norm_of(tensors: list[Tensor]) -> float:
     return float(total)
 
 
+def gradients_of(weights: dict[str, nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of those weights that have one."""
+    found = [gradient_of(weight) for weight in weights.values()]
+    return [gradient for gradient in found if gradient is not None]
+
+
 class Monitor(pl.Callback):
     """Logs the state of experts, gates, gradients and time modulation."""
 
@@ -105,9 +112,9 @@ class Monitor(pl.Callback):
     def gradient_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
         """Gradient norms of the routers and of the time modulation."""
         model = module.model
-        time = [p.grad for p in model.time_modulation_parameters().values() if p.grad is not None]
+        time = gradients_of(model.time_modulation_parameters())
         values = {"grad/time_modulation_grad_norm": norm_of(time)}
-        router = [p.grad for p in model.router_parameters().values() if p.grad is not None]
+        router = gradients_of(model.router_parameters())
         if router:
             norm = norm_of(router)
             self.small_gradients = self.small_gradients + 1 if norm < GRADIENT_FLOOR else 0

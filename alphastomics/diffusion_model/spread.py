@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import (
     DDPStrategy,
-    DeepSpeedStrategy,
     ModelParallelStrategy,
     Strategy,
 )
@@ -18,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from alphastomics.attn_model.model import Model
-from alphastomics.config import Config, DistributedConfig, Precision
+from alphastomics.config import Config, DistributedConfig
+from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
 
 LIGHTNING_PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "32": "32-true"}
@@ -68,8 +68,11 @@ def check_launch(devices: Devices, num_nodes: int) -> None:
         )
 
 
-def choose_precision(precision: Precision, devices: Devices) -> Any:
+def choose_precision(config: Config, devices: Devices) -> Any:
     """Return Lightning's name of a precision; auto is bf16 on a GPU and 32 on a CPU."""
+    precision = config.training.precision
+    if config.distributed.strategy == "deepspeed":
+        return None  # the strategy brings its own
     if precision == "auto":
         precision = "bf16" if devices.accelerator == "gpu" else "32"
     if precision == "fp16" and devices.accelerator == "cpu":
@@ -92,24 +95,27 @@ def choose_strategy(config: Config, devices: Devices) -> Strategy | str:
             process_group_backend=backend,
         )
     if settings.strategy == "deepspeed":
-        return deepspeed_strategy(config, devices)
+        return deepspeed_strategy(config, backend)
     if settings.strategy == "ddp" or ranks > 1:
         return DDPStrategy(process_group_backend=backend)
     return "auto"
 
 
-def deepspeed_strategy(config: Config, devices: Devices) -> Strategy:
-    """Return DeepSpeed's ZeRO, or say why it cannot run here."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise InputError(
-            "distributed.strategy deepspeed: DeepSpeed is not installed; "
-            "pip install 'alphastomics[deepspeed]', or use --strategy fsdp"
-        )
-    if devices.accelerator == "cpu":
-        raise InputError(
-            "distributed.strategy deepspeed: needs a GPU here; use --strategy ddp or fsdp on a CPU"
-        )
-    return DeepSpeedStrategy(stage=config.distributed.deepspeed.stage)
+def deepspeed_strategy(config: Config, backend: str) -> Strategy:
+    """Return DeepSpeed's ZeRO, or say why it cannot run."""
+    stage, training = config.distributed.deepspeed.stage, config.training
+    reason = None
+    if stage == 3:
+        reason = "stage 3 would share out the averaged weights too; set deepspeed.stage: 2"
+    elif training.precision not in ("auto", "32"):
+        reason = f"would keep the averaged weights in {training.precision} too; use --precision 32"
+    elif training.accumulate_grad_batches > 1:
+        reason = "training.accumulate_grad_batches must be 1; use a larger batch"
+    elif importlib.util.find_spec("deepspeed") is None:
+        reason = "DeepSpeed is not installed; pip install 'alphastomics[deepspeed]'"
+    if reason is not None:
+        raise InputError(f"distributed.strategy deepspeed: {reason}, or use --strategy fsdp")
+    return ZeroStrategy(stage, training.gradient_clip_val, backend)
 
 
 def stand_back(trainer: pl.Trainer) -> None:

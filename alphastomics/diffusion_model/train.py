@@ -222,7 +222,7 @@ def make_trainer(
         devices=devices.number,
         num_nodes=config.distributed.num_nodes,
         strategy=choose_strategy(config, devices),
-        precision=choose_precision(config.training.precision, devices),
+        precision=choose_precision(config, devices),
         max_epochs=config.training.max_epochs,
         accumulate_grad_batches=config.training.accumulate_grad_batches,
         logger=make_loggers(config, folder, csv_log),
@@ -257,7 +257,7 @@ def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
 
 
 def train(config: Config, request: Request) -> dict[str, Any]:
-    """Train a model; return a summary of the run."""
+    """Train a model; return a summary of the run, which is empty on all ranks but the first."""
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
@@ -321,6 +321,8 @@ def conclude(
 ) -> dict[str, Any]:
     """Save the end of a run, export the best weights, and write its report."""
     trainer.save_checkpoint(folder.last)
+    if not trainer.is_global_zero:
+        return {}
     best = keeper.best_path() or folder.last
     summary: dict[str, Any] = {
         "run": str(folder.path),
@@ -332,9 +334,8 @@ def conclude(
     }
     if split is not None:
         summary["milliseconds_per_step"] = split.table()
-    if trainer.is_global_zero:
-        module, genes = load_module(best)
-        summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
-        write_text(folder.path / "report.json", json.dumps(summary, indent=2) + "\n")
-        folder.mark("finished", step=trainer.global_step)
+    module, genes = load_module(best)
+    summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
+    write_text(folder.path / "report.json", json.dumps(summary, indent=2) + "\n")
+    folder.mark("finished", step=trainer.global_step)
     return summary
