@@ -1,5 +1,6 @@
 """Two ranks on a CPU: the same numbers as one, files written once, and an end that is agreed on."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,10 +18,10 @@ from alphastomics.config import DistributedConfig
 from alphastomics.config_file import to_yaml
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.spread import choose_devices
+from alphastomics.diffusion_model.spread import Devices, choose_devices, choose_strategy
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
-from tests.diffusion_model.conftest import logged, tiny_config, weights
+from tests.diffusion_model.conftest import equal, logged, tiny_config, weights
 from tests.diffusion_model.test_resume import ROOT, wait_for_steps
 from tests.diffusion_model.two_ranks import EPOCHS, sections
 
@@ -50,16 +52,40 @@ def finished(process: subprocess.Popen) -> tuple[str, str]:
         raise
 
 
-@pytest.fixture(scope="module")
-def runs(processed: Path, tmp_path_factory) -> Path:
-    """The runs of two_ranks.py, and `one`: the same on one rank with a batch of twice the size."""
+class Runs(NamedTuple):
+    """Runs of two ranks, by strategy, beside `one` rank with a batch of twice the size."""
+
+    folder: Path
+    strategies: list[str]
+
+    def __getitem__(self, name):
+        return RunFolder(self.folder / name)
+
+    @property
+    def sharded(self) -> RunFolder:
+        return self[self.strategies[-1]]
+
+
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    not HAS_DEEPSPEED, reason="DeepSpeed is not installed: pip install 'alphastomics[deepspeed]'"
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["ddp fsdp", pytest.param("deepspeed", marks=[pytest.mark.slow, NEEDS_DEEPSPEED])],
+)
+def runs(request, processed: Path, tmp_path_factory) -> Runs:
+    """What two_ranks.py trains, in one launch."""
     folder = tmp_path_factory.mktemp("runs")
-    process = torchrun("tests.diffusion_model.two_ranks", processed, folder)
-    settings = {**sections("auto", 252), "logging": {"exp_name": "one"}}
+    strategies = request.param.split()
+    process = torchrun("tests.diffusion_model.two_ranks", processed, folder, *strategies)
+    settings = {**sections("auto", 252), "logging": {"exp_name": "one", "save_top_k": 1}}
     train(tiny_config(processed, folder, **settings), Request())
     _, errors = finished(process)
     assert process.returncode == 0, errors
-    return folder
+    return Runs(folder, strategies)
 
 
 def series(folder: RunFolder, name: str) -> list[float]:
@@ -68,58 +94,56 @@ def series(folder: RunFolder, name: str) -> list[float]:
     return [value for _, value in sorted(rows)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_train_as_one_does_on_the_same_cells(strategy: str, runs: Path):
-    one, two = RunFolder(runs / "one"), RunFolder(runs / strategy)
-    for name in ("train/loss", "train/position", "train/grad_norm"):
-        values = series(two, name)
-        assert len(values) == EPOCHS
-        assert values == pytest.approx(series(one, name), rel=1e-5)
-    expected, found = weights(one), weights(two)
-    assert expected.keys() == found.keys()
+def test_two_ranks_train_as_one_does_on_the_same_cells(runs: Runs):
+    one = runs["one"]
+    expected = weights(one)
     parameters = [name for name in expected if name.startswith("model.")]
-    for number, name in enumerate(parameters):
-        moment = expected[f"{number}.exp_avg"]
-        torch.testing.assert_close(found[f"{number}.exp_avg"], moment, rtol=1e-4, atol=NOISE)
-        real = moment.abs() > 10 * NOISE
-        for key in (name, name.replace("model.", "average.", 1)):
-            torch.testing.assert_close(found[key][real], expected[key][real], rtol=0, atol=1e-5)
+    for two in map(runs.__getitem__, runs.strategies):
+        for name in ("train/loss", "train/position", "train/grad_norm"):
+            values = series(two, name)
+            assert len(values) == EPOCHS
+            assert values == pytest.approx(series(one, name), rel=1e-5)
+        found = weights(two)
+        assert expected.keys() == found.keys()
+        for number, name in enumerate(parameters):
+            moment = expected[f"{number}.exp_avg"]
+            torch.testing.assert_close(found[f"{number}.exp_avg"], moment, rtol=1e-4, atol=NOISE)
+            real = moment.abs() > 10 * NOISE
+            for key in (name, name.replace("model.", "average.", 1)):
+                torch.testing.assert_close(found[key][real], expected[key][real], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_only_one_rank_writes(strategy: str, runs: Path):
-    one, two = logged(RunFolder(runs / "one")), logged(RunFolder(runs / strategy))
-    assert [row[:3] for row in two] == [row[:3] for row in one]
-    status = json.loads((runs / strategy / "status.json").read_text())
-    assert status == {"state": "finished", "step": EPOCHS}
-    assert not list((runs / strategy).rglob("*.partial"))
+def test_only_one_rank_writes(runs: Runs):
+    expected = [row[:3] for row in logged(runs["one"])]
+    for folder in map(runs.__getitem__, runs.strategies):
+        assert [row[:3] for row in logged(folder)] == expected
+        status = json.loads((folder.path / "status.json").read_text())
+        assert status == {"state": "finished", "step": EPOCHS}
+        assert not list(folder.path.rglob("*.partial"))
 
 
-def test_a_sharded_run_leaves_a_checkpoint_that_one_process_reads(runs: Path):
-    module, genes = load_module(RunFolder(runs / "fsdp").last)
-    expected, _ = load_module(RunFolder(runs / "one").last)
+def test_a_sharded_run_leaves_a_checkpoint_that_one_process_reads(runs: Runs):
+    module, genes = load_module(runs.sharded.last)
+    expected, _ = load_module(runs["one"].last)
     assert len(genes) == module.model.num_genes
     assert module.position_scale == expected.position_scale
     assert int(module.updates) == EPOCHS
 
 
-def test_a_sharded_run_resumes_to_the_same_bits(runs: Path):
-    whole, cut = RunFolder(runs / "fsdp"), RunFolder(runs / "cut")
-    expected, found = weights(whole), weights(cut)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert logged(cut) == logged(whole)
+def test_a_sharded_run_resumes_to_the_same_bits(runs: Runs):
+    assert equal(weights(runs["cut"]), weights(runs.sharded))
+    assert logged(runs["cut"]) == logged(runs.sharded)
 
 
-def test_a_sharded_run_goes_on_unsharded(runs: Path):
-    expected = series(RunFolder(runs / "fsdp"), "train/loss")
-    assert series(RunFolder(runs / "moved"), "train/loss") == pytest.approx(expected, rel=1e-5)
+def test_a_sharded_run_goes_on_unsharded(runs: Runs):
+    expected = series(runs.sharded, "train/loss")
+    assert series(runs["moved"], "train/loss") == pytest.approx(expected, rel=1e-5)
 
 
-def test_router_statistics_are_those_of_the_cells_of_both_ranks(runs: Path):
-    ranks = [torch.load(runs / f"experts{rank}.pt", weights_only=True) for rank in (0, 1)]
-    folder = RunFolder(runs / "experts")
-    entropies = series(folder, "moe/expert_entropy_normalized")
-    penalties = series(folder, "moe/avg_aux_loss")
+def test_router_statistics_are_those_of_the_cells_of_both_ranks(runs: Runs):
+    ranks = [torch.load(runs.folder / f"experts{rank}.pt", weights_only=True) for rank in (0, 1)]
+    entropies = series(runs["experts"], "moe/expert_entropy_normalized")
+    penalties = series(runs["experts"], "moe/avg_aux_loss")
     bias = torch.zeros_like(ranks[0][0][3])
     for step, (one, other) in enumerate(zip(*ranks, strict=True)):
         counts, probability, cells = (a + b for a, b in zip(one[:3], other[:3], strict=True))
@@ -176,3 +200,25 @@ def test_a_launch_that_cannot_meet_is_refused(nodes: int, environment, said: str
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=said):
         choose_devices(DistributedConfig(devices=0, num_nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        ("distributed", {"deepspeed": {"stage": 3}}, "set deepspeed.stage: 2"),
+        ("training", {"precision": "bf16"}, "use --precision 32"),
+        ("training", {"accumulate_grad_batches": 2}, "use a larger batch"),
+        pytest.param(
+            "distributed",
+            {},
+            "DeepSpeed is not installed; pip install",
+            marks=pytest.mark.skipif(HAS_DEEPSPEED, reason="DeepSpeed is installed"),
+        ),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused(section, values, said, processed, tmp_path):
+    settings = {"distributed": {"strategy": "deepspeed"}}
+    settings[section] = {**settings.get(section, {}), **values}
+    config = tiny_config(processed, tmp_path, **settings)
+    with pytest.raises(InputError, match=f"{said}.*, or use --strategy fsdp"):
+        choose_strategy(config, Devices("cpu", 2))

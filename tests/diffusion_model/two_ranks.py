@@ -40,7 +40,7 @@ def run(name: str, request: Request, settings: dict) -> None:
 
 
 def cut_and_resume(settings: dict) -> None:
-    """Cut a sharded run, and go on with it both sharded and not."""
+    """Cut a sharded run, and go on with it sharded, and with a copy of it unsharded."""
     with pytest.MonkeyPatch.context() as patch:
         cut_at(CUT_AT, patch)
         with pytest.raises(Cut):
@@ -74,7 +74,8 @@ def count_experts(settings: dict) -> None:
 if __name__ == "__main__":
     PROCESSED, FOLDER = Path(sys.argv[1]), Path(sys.argv[2])
     RANK = int(os.environ["RANK"])
-    run("ddp", Request(), sections("ddp", 126))
-    run("fsdp", Request(), sections("fsdp", 126))
-    cut_and_resume(sections("fsdp", 126))
-    count_experts(sections("fsdp", 126))
+    strategies = sys.argv[3:]
+    for name in strategies:
+        run(name, Request(), sections(name, 126))
+    cut_and_resume(sections(strategies[-1], 126))
+    count_experts(sections(strategies[-1], 126))
