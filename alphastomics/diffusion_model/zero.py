@@ -100,8 +100,10 @@ class ZeroStrategy(DeepSpeedStrategy):
             index: {key: safe_get_full_optimizer_state(weight, key) for key in MOMENTS}
             for index, weight in enumerate(weights if steps else [])
         }
+        # A count of its own for each: a file keeps tensors shared, and all would count together.
+        counted = {index: {"step": steps[0].clone(), **both} for index, both in moments.items()}
         return {
-            "state": {index: {"step": steps[0], **state} for index, state in moments.items()},
+            "state": counted,
             "param_groups": [{**group, "params": list(range(len(weights)))}],
         }
 
