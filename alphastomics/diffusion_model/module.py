@@ -181,7 +181,7 @@ class AlphaSTomicsModule(pl.LightningModule):
         for number in range(VALIDATION_DRAWS):
             scored = self.score(batch, self.draw(batch, "validation", number))
             values = named_terms("val", scored.terms)
-            self.log_dict(values, batch_size=max(int(batch.node_mask.sum()), 1), sync_dist=True)
+            self.log_dict(values, batch_size=int(batch.node_mask.sum()), sync_dist=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update the weights, then their average and the routers' balance."""
