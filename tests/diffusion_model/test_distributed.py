@@ -23,7 +23,7 @@ from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
 from tests.diffusion_model.conftest import equal, logged, tiny_config, weights
 from tests.diffusion_model.test_resume import ROOT, wait_for_steps
-from tests.diffusion_model.two_ranks import EPOCHS, sections
+from tests.diffusion_model.two_ranks import EPOCHS, sections, uneven
 
 # Below this a gradient is what rounding left of zero: Adam divides it by itself, and the sign of
 # noise decides where the weight goes. The loss does not depend on such a weight.
@@ -81,8 +81,9 @@ def runs(request, processed: Path, tmp_path_factory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     strategies = request.param.split()
     process = torchrun("tests.diffusion_model.two_ranks", processed, folder, *strategies)
-    settings = {**sections("auto", 252), "logging": {"exp_name": "one", "save_top_k": 1}}
-    train(tiny_config(processed, folder, **settings), Request())
+    for name, settings in {"one": sections("auto", 252), "one_uneven": uneven()}.items():
+        logging = {"exp_name": name, "save_top_k": 1}
+        train(tiny_config(processed, folder, **settings, logging=logging), Request())
     _, errors = finished(process)
     assert process.returncode == 0, errors
     return Runs(folder, strategies)
@@ -111,6 +112,11 @@ def test_two_ranks_train_as_one_does_on_the_same_cells(runs: Runs):
             real = moment.abs() > 10 * NOISE
             for key in (name, name.replace("model.", "average.", 1)):
                 torch.testing.assert_close(found[key][real], expected[key][real], rtol=0, atol=1e-5)
+
+
+def test_validation_is_the_mean_over_cells_however_they_are_shared_out(runs: Runs):
+    expected = series(runs["one_uneven"], "val/loss")
+    assert series(runs["uneven"], "val/loss") == pytest.approx(expected, rel=1e-5)
 
 
 def test_only_one_rank_writes(runs: Runs):

@@ -33,6 +33,15 @@ def sections(strategy: str, batch_size: int) -> dict:
     }
 
 
+def uneven() -> dict:
+    """Settings under which the ranks' shares differ, and the weights stay as they began."""
+    return {
+        "model": {"dropout": 0.0},
+        "training": {"batch_size": 32, "max_epochs": 1, "learning_rate": 1e-12},
+        "data": {"loading": {"set_size": 32, "set_draw": "slice"}},
+    }
+
+
 def run(name: str, request: Request, settings: dict) -> None:
     """Train a run of that name."""
     settings = {**settings, "logging": {"exp_name": name, "save_top_k": 1}}
@@ -77,5 +86,6 @@ if __name__ == "__main__":
     strategies = sys.argv[3:]
     for name in strategies:
         run(name, Request(), sections(name, 126))
+    run("uneven", Request(), uneven())
     cut_and_resume(sections(strategies[-1], 126))
     count_experts(sections(strategies[-1], 126))
