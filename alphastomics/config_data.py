@@ -73,7 +73,7 @@ class PreprocessingConfig(Section):
 class LoadingConfig(Section):
     """From Parquet shards to batches."""
 
-    num_workers: int = count(4, "Processes that load data; 0 loads in the main one.", minimum=0)
+    num_workers: int = count(4, "Threads that read batches ahead; 0 for none.", minimum=0)
     streaming: bool = Field(False, description="Read shards as they are needed, not all at first.")
     buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
     set_size: int | None = count(

@@ -109,13 +109,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch_size", type=int, default=1024)
     parser.add_argument("--set_size", type=int, default=256)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     assert AlphaSTomicsModule.automatic_optimization
     floor = trivial(arguments, scale_of(arguments))
     print(f"trivial: expression {floor['expression']:.3f}, position {floor['position']:.3f}")
     rows = []
-    for combination in itertools.product(MODES, ATTENTION, FEED_FORWARD, MASKING):
+    for combination in itertools.product(arguments.modes, ATTENTION, FEED_FORWARD, MASKING):
         row = run(arguments, combination)
         rows.append(row)
         print(

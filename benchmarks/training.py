@@ -99,6 +99,7 @@ def main() -> None:
             set_size=arguments.set_size,
             streaming=way == "streaming",
             num_workers=arguments.workers,
+            pin_memory=torch.cuda.is_available(),
         )[0]
         for way in ("loader", "streaming")
     }

@@ -160,7 +160,9 @@ def distance_correlation(true: np.ndarray, predicted: np.ndarray) -> float:
 
 def test_place_can_be_learnt_from_expression_on_a_held_out_slice():
     *seen, held_out = simulate(with_(SMALL, cells=1500, slices=3, genes=150), 11)
-    model = MLPRegressor(hidden_layer_sizes=(32,), early_stopping=True, max_iter=200, random_state=0)
+    model = MLPRegressor(
+        hidden_layer_sizes=(32,), early_stopping=True, max_iter=200, random_state=0
+    )
     model.fit(
         np.concatenate([standardised(data) for data in seen]),
         np.concatenate([data.obsm["spatial"] for data in seen]) / 500,

@@ -148,6 +148,12 @@ class AlphaSTomicsModule(pl.LightningModule):
             reflection=self.config.loss.reflection,
         )
 
+    def transfer_batch_to_device(
+        self, batch: DataHolder, device: torch.device, dataloader_idx: int
+    ) -> DataHolder:
+        """Copy a batch without waiting for it; page-locked memory makes that possible."""
+        return batch.to(device, non_blocking=True)
+
     def training_step(self, batch: DataHolder, batch_idx: int) -> Tensor:
         """Noise, mask, model, loss, log."""
         # Dropout and the routers' noise draw from the global state: a pure function of the step.

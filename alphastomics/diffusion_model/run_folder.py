@@ -24,7 +24,7 @@ from alphastomics.config_file import to_yaml
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
 
-LIBRARIES = ("torch", "lightning", "numpy", "pyarrow", "torchdata")
+LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
 COLUMNS = ("step", "epoch", "name", "value")
 
 

@@ -252,6 +252,7 @@ def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
         rank=trainer.global_rank,
         world_size=trainer.world_size,
         verify_checksums=loading.verify_checksums,
+        pin_memory=trainer.strategy.root_device.type == "cuda",
     )
     return training, validation
 

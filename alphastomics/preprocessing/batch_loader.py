@@ -48,6 +48,8 @@ class BatchLoader:
         be sent from one process to another.
     same_every_epoch
         Draw the same sets in the same order in every epoch: for validation and test.
+    pin_memory
+        Leave batches in page-locked memory, from which a GPU reads while it computes.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class BatchLoader:
         *,
         num_workers: int,
         same_every_epoch: bool,
+        pin_memory: bool,
     ) -> None:
+        self.pin_memory = pin_memory
         self.source, self.draw, self.shape = source, draw, shape
         self.num_workers, self.same_every_epoch = num_workers, same_every_epoch
         self.reader: ShardReader = source.reader
@@ -160,10 +164,15 @@ class BatchLoader:
                 chosen = waiting[: self.shape.sets_per_batch]
                 waiting = waiting[self.shape.sets_per_batch :]
                 left -= 1
-                yield partial(batch_of, self.reader, self.shape, chosen)
+                yield partial(self._make, chosen)
         for _ in range(left):
-            yield partial(batch_of, self.reader, self.shape, waiting)
+            yield partial(self._make, waiting)
             waiting = []
+
+    def _make(self, chosen: list[tuple[CellTable, Rows]]) -> DataHolder:
+        """Lay out one batch."""
+        batch = batch_of(self.reader, self.shape, chosen)
+        return batch.pin_memory() if self.pin_memory else batch
 
 
 def ahead(
@@ -195,6 +204,7 @@ def create_dataloaders(
     rank: int | None = None,
     world_size: int | None = None,
     verify_checksums: bool = LOADING.verify_checksums,
+    pin_memory: bool = False,
 ) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
     """Return loaders of the training, validation and test cells.
 
@@ -220,6 +230,8 @@ def create_dataloaders(
         Which share of the cells is this process's; None asks torch.distributed.
     verify_checksums
         Compare shards with the checksums of metadata.json.
+    pin_memory
+        Leave batches in page-locked memory, for a GPU.
     """
     rank, world_size = _place(rank, world_size)
     shape = _shape(batch_size, set_size)
@@ -237,6 +249,7 @@ def create_dataloaders(
             shape,
             num_workers=num_workers,
             same_every_epoch=split != "train",
+            pin_memory=pin_memory,
         )
         for split in SPLITS
     )

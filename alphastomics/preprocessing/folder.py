@@ -40,7 +40,7 @@ class DataFolder:
 
     def _open(self, address: str) -> None:
         try:
-            import fsspec  # type: ignore[import-untyped]
+            import fsspec
 
             self._remote, self._root = fsspec.core.url_to_fs(address)
         except (ImportError, ValueError) as error:

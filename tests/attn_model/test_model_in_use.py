@@ -213,4 +213,7 @@ def test_on_a_gpu_the_compiled_model_equals_the_eager_one(name):
         got, want = compiled(*inputs, mask), model(*inputs, mask)
     loss_of(got).backward()
     assert (got.expression - want.expression).norm() <= 0.05 * want.expression.norm()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    # The routers' noise is for training alone: without it its weights get no gradient.
+    trained = [p for name, p in model.named_parameters() if not name.endswith("noise.weight")]
+    gradients = [parameter.grad for parameter in trained]
+    assert all(gradient.isfinite().all() for gradient in gradients)
