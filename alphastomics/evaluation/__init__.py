@@ -1,0 +1,1 @@
+"""How good is it: metrics of expression, position, space and clusters, and the baselines."""

@@ -1,0 +1,114 @@
+"""The edge of the metrics: arrays of a caller enter, checked float tensors and blocks leave.
+
+A metric takes the cells of one slice as a torch tensor (on any device) or a numpy array, of any
+floating type; inside, positions are float64, and expression becomes float64 block by block.
+Squared distances come in blocks of rows, so that the N x N matrix is never held.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from numpy import ndarray
+from torch import Tensor
+
+from alphastomics.errors import InputError
+
+Array = Tensor | ndarray
+
+# Entries of a block: 8 MB of float64 on a CPU, 512 MB on a GPU, which wants much work at once.
+ENTRIES_ON_CPU, ENTRIES_ON_GPU = 1 << 20, 1 << 26
+
+
+def as_tensor(values: Float[Array, "..."]) -> Float[Tensor, "..."]:
+    """Wrap an array without copying it; no gradient is kept."""
+    tensor = torch.as_tensor(values).detach()
+    # Apple's GPUs know no float64.
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
+
+
+def checked_positions(
+    positions: Float[Array, "N D"], what: str, *, least: int
+) -> Float[Tensor, "N D"]:
+    """Return positions as float64, or refuse them: too few cells, or values that are no numbers.
+
+    Parameters
+    ----------
+    positions
+        One row a cell.
+    what
+        Their name in the message, such as "predicted positions".
+    least
+        Cells without which the metric is undefined.
+    """
+    tensor = as_tensor(positions).double()
+    require_cells(len(tensor), what, least=least)
+    require_finite(torch.isfinite(tensor), what)
+    return tensor
+
+
+def position_pair(
+    predicted: Float[Array, "N D"], true: Float[Array, "N D"], *, least: int
+) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
+    """Check predicted and true positions and bring both to the device of the truth."""
+    require_same_shape(predicted, true, "positions")
+    truth = checked_positions(true, "true positions", least=least)
+    return checked_positions(predicted, "predicted positions", least=least).to(truth.device), truth
+
+
+def require_same_shape(predicted: Array, true: Array, what: str) -> None:
+    """Refuse arrays of different cells, genes or axes."""
+    if predicted.shape != true.shape:
+        raise InputError(
+            f"predicted {what} have shape {tuple(predicted.shape)}, true {what} "
+            f"{tuple(true.shape)}: give the same cells in the same order."
+        )
+
+
+def require_cells(found: int, what: str, *, least: int) -> None:
+    """Refuse a slice with fewer cells than a metric needs."""
+    if found < least:
+        raise InputError(
+            f"{what}: {found} cells, but this metric needs at least {least}. "
+            "Evaluate a larger slice, or leave this metric out."
+        )
+
+
+def require_finite(finite: Bool[Tensor, "N K"], what: str) -> None:
+    """Refuse NaN and infinity, naming the first."""
+    if not bool(finite.all()):
+        wrong = (~finite).nonzero()
+        raise InputError(
+            f"{what}: {len(wrong)} values are NaN or infinite, the first in cell "
+            f"{int(wrong[0, 0])}, column {int(wrong[0, 1])}. Drop those cells, or find out where "
+            "the values were lost."
+        )
+
+
+def require_spread(true: Float[Tensor, "N D"]) -> None:
+    """Refuse a truth whose cells all lie at one place: there is nothing to predict."""
+    if bool((true == true[:1]).all()):
+        raise InputError(
+            f"true positions: all {len(true)} cells lie at one place, so that no prediction can be "
+            "right or wrong. Check which key holds the coordinates."
+        )
+
+
+def spans(length: int, width: int, device: torch.device) -> Iterator[slice]:
+    """Cut `length` rows of `width` entries into slices of bounded size."""
+    entries = ENTRIES_ON_CPU if device.type == "cpu" else ENTRIES_ON_GPU
+    step = max(1, entries // max(1, width))
+    for start in range(0, length, step):
+        yield slice(start, min(length, start + step))
+
+
+def squared_distances(
+    one: Float[Tensor, "M D"], other: Float[Tensor, "N D"]
+) -> Float[Tensor, "M N"]:
+    """Squared distance of every cell of `one` to every cell of `other`."""
+    # Axis by axis: products of matrices lose the digits of near cells' distance.
+    total = (one[:, 0, None] - other[:, 0]).square_()
+    for axis in range(1, one.shape[1]):
+        difference = one[:, axis, None] - other[:, axis]
+        total.addcmul_(difference, difference)
+    return total

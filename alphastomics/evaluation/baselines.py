@@ -1,0 +1,203 @@
+"""Baselines: what a user could do without a network. Arrays enter, a prediction leaves.
+
+For positions from expression: the class-centroid oracle, and regression from training slices. For
+expression from positions: the mean of the nearest training cells, and the closest slice. Most
+published predictors of expression do not beat the last two, so that they are always reported.
+For everything: the truth with its cells shuffled, which is chance with the right shape.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from numpy import ndarray
+from scipy.spatial import cKDTree
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import RidgeCV
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from alphastomics.errors import InputError
+from alphastomics.evaluation.arrays import (
+    Array,
+    as_tensor,
+    checked_positions,
+    require_finite,
+    spans,
+)
+from alphastomics.evaluation.clusters import COMPONENTS, Labels
+
+Regressor = Literal["ridge", "knn", "mlp"]
+
+RIDGE_PENALTIES = np.logspace(-1, 5, 13)  # RidgeCV takes the best by leave-one-out
+REGRESSION_NEIGHBOURS = 10
+HIDDEN_LAYERS, MAX_EPOCHS = (128, 128), 50
+
+
+def shuffled(values: Float[Array, "N K"], generator: torch.Generator) -> Float[Tensor, "N K"]:
+    """Give each cell the values of another, at random: chance, with the right distribution."""
+    tensor = as_tensor(values)
+    return tensor[torch.randperm(len(tensor), generator=generator).to(tensor.device)]
+
+
+def class_centroids(position: Float[Array, "N D"], labels: Labels) -> Float[Tensor, "N D"]:
+    """Place each cell at the true centroid of its class in this slice: an oracle for cell types."""
+    points = checked_positions(position, "positions", least=1)
+    names, number = np.unique(np.asarray(labels), return_inverse=True)
+    if len(number) != len(points):
+        raise InputError(f"labels: {len(number)} for {len(points)} cells. Give one label a cell.")
+    of_class = torch.from_numpy(number).to(points.device)
+    total = points.new_zeros(len(names), points.shape[1]).index_add_(0, of_class, points)
+    return (total / torch.bincount(of_class)[:, None])[of_class]
+
+
+def regressed_positions(
+    expression: Float[Array, "N G"],
+    training_expression: Float[Array, "M G"],
+    training_position: Float[Array, "M D"],
+    *,
+    regressor: Regressor,
+    seed: int,
+) -> Float[Tensor, "N D"]:
+    """Predict positions from expression by a regressor fitted to the cells of training slices.
+
+    The slices must share a frame. Genes are standardised; `ridge` chooses its penalty by
+    leave-one-out, `knn` averages the 10 nearest of 50 principal components, `mlp` has two hidden
+    layers of 128 and stops early on a tenth of the cells.
+    """
+    x, known_x = (_finite(values, "expression") for values in (expression, training_expression))
+    y = _finite(training_position, "training positions")
+    model = TransformedTargetRegressor(
+        _regressor(regressor, known_x.shape, seed), transformer=StandardScaler()
+    )
+    with warnings.catch_warnings():
+        # The network's budget is what it is: 50 epochs, converged or not.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(known_x, y)
+    return torch.from_numpy(np.asarray(model.predict(x), dtype=np.float64))
+
+
+def _regressor(name: Regressor, shape: tuple[int, ...], seed: int) -> Pipeline:
+    match name:
+        case "ridge":
+            return make_pipeline(StandardScaler(), RidgeCV(RIDGE_PENALTIES))
+        case "knn":
+            pca = PCA(min(COMPONENTS, *shape), random_state=seed)
+            neighbours = KNeighborsRegressor(min(REGRESSION_NEIGHBOURS, shape[0]))
+            return make_pipeline(StandardScaler(), pca, neighbours)
+        case "mlp":
+            network = MLPRegressor(
+                HIDDEN_LAYERS, early_stopping=True, max_iter=MAX_EPOCHS, random_state=seed
+            )
+            return make_pipeline(StandardScaler(), network)
+
+
+def spatial_knn_mean(
+    position: Float[Array, "N D"],
+    training_position: Float[Array, "M D"],
+    training_expression: Float[Array, "M G"],
+    training_measured: Bool[Array, "#M G"],
+    *,
+    k: int,
+) -> Float[Tensor, "N G"]:
+    """Mean expression of the k training cells nearest in space, gene by gene over those measured.
+
+    A gene that none of them measured gets its mean over all training cells.
+    """
+    points = _finite(position, "positions")
+    known = as_tensor(training_expression).cpu()
+    measured = torch.as_tensor(training_measured).cpu().expand(known.shape)
+    k = min(k, len(known))
+    tree = cKDTree(_finite(training_position, "training positions"))
+    _, near = tree.query(points, k=list(range(1, k + 1)))
+    usual = _mean_of_genes(known, measured)
+    parts = []
+    for rows in spans(len(points), k * known.shape[1], known.device):
+        cells = torch.from_numpy(near[rows])
+        count = measured[cells].sum(1)
+        total = torch.where(measured[cells], known[cells].double(), 0).sum(1)
+        parts.append(torch.where(count > 0, total / count.clamp(min=1), usual).to(known.dtype))
+    return torch.cat(parts)
+
+
+def _mean_of_genes(
+    known: Float[Tensor, "M G"], measured: Bool[Tensor, "M G"]
+) -> Float[Tensor, " G"]:
+    total = torch.zeros(known.shape[1], dtype=torch.float64)
+    for rows in spans(len(known), known.shape[1], known.device):
+        total += torch.where(measured[rows], known[rows].double(), 0).sum(0)
+    return total / measured.sum(0).clamp(min=1)
+
+
+def tuned_num_neighbours(
+    training_position: Float[Array, "M D"],
+    training_expression: Float[Array, "M G"],
+    training_slice: Int64[Array, " M"],
+    candidates: Sequence[int],
+) -> int:
+    """Choose k for `spatial_knn_mean`: that of the least squared error.
+
+    Each slice is predicted from the others; a single slice, each cell from its other cells. A
+    candidate is left out where there are fewer cells than that.
+    """
+    at = _finite(training_position, "training positions")
+    known = as_tensor(training_expression).float().cpu().numpy()
+    of_slice = np.asarray(torch.as_tensor(training_slice).cpu())
+    names, sizes = np.unique(of_slice, return_counts=True)
+    alone = len(names) == 1
+    most = len(at) - (1 if alone else int(sizes.max()))
+    errors = {k: 0.0 for k in candidates if k <= most}
+    if not errors:
+        raise InputError(f"neighbours to choose from: {candidates}, but there are {most} cells.")
+    for name in names:
+        asked = of_slice == name
+        source = asked if alone else ~asked
+        values = known[source]
+        # In its own slice the nearest cell is the cell itself.
+        columns = list(range(1 + alone, 1 + alone + max(errors)))
+        _, near = cKDTree(at[source]).query(at[asked], k=columns)
+        total = np.zeros((int(asked.sum()), known.shape[1]), dtype=np.float32)
+        for k, column in enumerate(near.T, start=1):
+            total += values[column]
+            if k in errors:
+                errors[k] += float(((total / k - known[asked]) ** 2).sum())
+    return min(errors, key=errors.__getitem__)
+
+
+def closest_slice(
+    position: Float[Array, "N D"],
+    training_position: Float[Array, "M D"],
+    training_expression: Float[Array, "M G"],
+    training_slice: Int64[Array, " M"],
+) -> Float[Tensor, "N G"]:
+    """Copy the expression of the nearest cell of the closest training slice.
+
+    The closest slice is the one whose nearest cells lie nearest on average: for a stack of sections
+    that is the next one along z.
+    """
+    points = _finite(position, "positions")
+    at = _finite(training_position, "training positions")
+    of_slice = np.asarray(torch.as_tensor(training_slice).cpu())
+    best, gap = np.zeros(len(points), dtype=np.int64), np.inf
+    for name in np.unique(of_slice):
+        cells = np.flatnonzero(of_slice == name)
+        distance, near = cKDTree(at[cells]).query(points)
+        if distance.mean() < gap:
+            best, gap = cells[near], distance.mean()
+    return as_tensor(training_expression).cpu()[torch.from_numpy(best)]
+
+
+def _finite(values: Float[Array, "N K"], what: str) -> Float[ndarray, "N K"]:
+    tensor = as_tensor(values)
+    if len(tensor) == 0:
+        raise InputError(f"{what}: there are no cells. Give at least one.")
+    require_finite(torch.isfinite(tensor), what)
+    return tensor.double().cpu().numpy()

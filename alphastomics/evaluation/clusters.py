@@ -1,0 +1,111 @@
+"""Clusters: labels of cells enter, agreement leaves; or generated cells enter and get labels.
+
+Two ways to ask whether generated expression has the right cell types: cluster it anew
+(`clustered`), or let it take the types of the real cells that it resembles (`transferred_labels`).
+Both look at 50 principal components, as scanpy's neighbours do.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from numpy import ndarray
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import (
+    adjusted_rand_score,
+    confusion_matrix,
+    normalized_mutual_info_score,
+)
+from sklearn.neighbors import KNeighborsClassifier
+
+from alphastomics.errors import InputError
+from alphastomics.evaluation.arrays import Array, as_tensor, require_cells, require_finite
+
+Labels = Sequence[object] | ndarray
+
+COMPONENTS = 50  # scanpy's default, too
+RESTARTS = 10  # of k-means: one start may end in a poor local optimum
+
+
+class ClusterScores(NamedTuple):
+    """Agreement of two labellings; by chance ARI is 0 and NMI near 0."""
+
+    ari: float
+    nmi: float
+    accuracy: float
+
+
+def cluster_scores(predicted: Labels, true: Labels) -> ClusterScores:
+    """Return the adjusted Rand index, normalised mutual information and accuracy.
+
+    Accuracy is the share of equal labels when the predicted ones are among the true ones, and
+    otherwise that under the best one-to-one naming of clusters (Hungarian matching).
+    """
+    found, real = np.asarray(predicted), np.asarray(true)
+    if found.shape != real.shape or found.ndim != 1:
+        raise InputError(
+            f"labels: predicted have shape {found.shape}, true {real.shape}: give one label a cell."
+        )
+    require_cells(len(real), "labels", least=1)
+    return ClusterScores(
+        float(adjusted_rand_score(real, found)),
+        float(normalized_mutual_info_score(real, found)),
+        _accuracy(found, real),
+    )
+
+
+def _accuracy(found: ndarray, real: ndarray) -> float:
+    if np.isin(found, real).all():
+        return float((found == real).mean())
+    (_, a), (_, b) = (np.unique(labels, return_inverse=True) for labels in (found, real))
+    table = confusion_matrix(a, b)
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    return float(table[rows, columns].sum() / len(real))
+
+
+def clustered(
+    expression: Float[Array, "N G"], *, num_clusters: int, seed: int
+) -> Int64[ndarray, " N"]:
+    """Return the number of each cell's k-means cluster in the cells' principal components."""
+    values = _checked(expression, "expression", least=num_clusters)
+    means = KMeans(num_clusters, n_init=RESTARTS, random_state=seed)
+    with warnings.catch_warnings():
+        # Fewer different cells than clusters: a collapsed sample, which the score will show.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return means.fit_predict(_fitted_pca(values, seed).transform(values)).astype(np.int64)
+
+
+def transferred_labels(
+    generated: Float[Array, "N G"],
+    real: Float[Array, "M G"],
+    real_labels: Labels,
+    *,
+    k: int,
+    seed: int,
+) -> ndarray:
+    """Label of the majority among the k real cells nearest to each generated cell."""
+    known = _checked(real, "real expression", least=k)
+    asked = _checked(generated, "generated expression", least=1)
+    pca = _fitted_pca(known, seed)
+    classifier = KNeighborsClassifier(k).fit(pca.transform(known), np.asarray(real_labels))
+    return np.asarray(classifier.predict(pca.transform(asked)))
+
+
+def _checked(expression: Float[Array, "N G"], what: str, *, least: int) -> Float32[ndarray, "N G"]:
+    values = as_tensor(expression)
+    require_cells(len(values), what, least=least)
+    require_finite(torch.isfinite(values), what)
+    return values.float().cpu().numpy()
+
+
+def _fitted_pca(values: Float32[ndarray, "N G"], seed: int) -> PCA:
+    components = min(COMPONENTS, *values.shape)
+    # Identical cells have no variance to explain: sklearn divides 0 by 0 for a ratio not used here.
+    with np.errstate(invalid="ignore"):
+        return PCA(components, random_state=seed).fit(values)

@@ -1,0 +1,167 @@
+"""Neighbourhoods: positions enter; who is near whom, and how expression follows that, leave.
+
+Neighbours are exact, by k-d tree. Moran's I of a gene x, with z = x - mean x, over weights w:
+
+    I = N / sum_ij w_ij * sum_ij w_ij z_i z_j / sum_i z_i^2,     w_ij = 1/k for the k nearest of i
+
+which is 1 for a gene that is alike among neighbours, and -1 / (N - 1) on average without any order
+in space. With such weights the inner sum is one sparse product: z times the mean of z around it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float64, Int64
+from numpy import ndarray
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from alphastomics.errors import InputError
+from alphastomics.evaluation.arrays import (
+    ENTRIES_ON_CPU,
+    Array,
+    as_tensor,
+    checked_positions,
+    position_pair,
+    require_cells,
+    require_finite,
+    spans,
+)
+from alphastomics.evaluation.expression import gene_correlations
+
+# Distances that differ by less than this share are ties: rounding parts those of a lattice.
+TIE = 1e-9
+
+
+class MoranAgreement(NamedTuple):
+    """How alike the genes' spatial order is in generated and in true tissue."""
+
+    correlation: float
+    mean_absolute_error: float
+    num_genes: int
+
+
+class Reach(NamedTuple):
+    """For each cell of a tree: how far its k-th neighbour is, and how many lie that near."""
+
+    tree: cKDTree
+    radius: Float64[ndarray, " N"]
+    size: Int64[ndarray, " N"]
+
+
+def knn_preservation(
+    predicted: Float[Array, "N D"], true: Float[Array, "N D"], *, k: int
+) -> Float64[Tensor, " N"]:
+    """Share of each cell's k true nearest neighbours that are among its k predicted ones.
+
+    |A_i & B_i| / max(|A_i|, |B_i|), where A_i holds the cells as near as the k-th true neighbour of
+    i and B_i those as near as the k-th predicted one: k each, or more when some are equally near.
+    So no order of the cells decides a tie, and a prediction of one single place gets k / (N - 1),
+    as chance does. The mean over cells is the score.
+    """
+    p, t = (side.cpu().numpy() for side in position_pair(predicted, true, least=1))
+    _require_neighbours(len(t), k)
+    one, two = _reach(p, k), _reach(t, k)
+    # Listing the smaller of the two sets is enough: the larger one is asked by its radius.
+    first = one.size <= two.size
+    common = np.empty(len(p))
+    common[first] = _num_common(one, two, np.flatnonzero(first))
+    common[~first] = _num_common(two, one, np.flatnonzero(~first))
+    return torch.from_numpy(common / np.maximum(one.size, two.size))
+
+
+def spatial_neighbours(position: Float[Array, "N D"], *, k: int) -> Int64[Tensor, "N k"]:
+    """Return the k nearest other cells of each cell, nearest first: the graph of Moran's I."""
+    points = checked_positions(position, "positions", least=1)
+    _require_neighbours(len(points), k)
+    at = points.cpu().numpy()
+    _, found = cKDTree(at).query(at, k=k + 1, workers=torch.get_num_threads())
+    own = found == np.arange(len(at))[:, None]
+    # Among more than k cells at one place the cell itself may be missing: then drop the last.
+    own[:, -1] |= ~own.any(1)
+    return torch.from_numpy(found[~own].reshape(len(at), k)).to(points.device)
+
+
+def morans_i(
+    expression: Float[Array, "N G"], neighbours: Int64[Tensor, "N k"]
+) -> Float64[Tensor, " G"]:
+    """Moran's I of each gene; NaN for a gene that is constant, as in scanpy and squidpy."""
+    values = as_tensor(expression)
+    require_cells(len(values), "expression", least=2)
+    require_finite(torch.isfinite(values), "expression")
+    graph = neighbours.to(values.device)
+    parts = []
+    for genes in spans(values.shape[1], len(values), values.device):
+        z = values[:, genes].double()
+        constant = (z == z[:1]).all(0)
+        z = z - z.mean(0)
+        around = F.embedding_bag(graph, z, mode="mean")
+        index = (z * around).sum(0) / z.square().sum(0)
+        parts.append(index.masked_fill(constant, torch.nan))
+    return torch.cat(parts)
+
+
+def moran_agreement(
+    predicted: Float[Tensor, " G"], true: Float[Tensor, " G"], *, num_cells: int
+) -> MoranAgreement:
+    """Pearson correlation and mean absolute error, over genes, of two vectors of Moran's I.
+
+    Genes that are constant in the truth are left out; one that is constant in the prediction alone
+    counts as without order there, -1 / (N - 1).
+    """
+    defined = ~torch.isnan(true)
+    if int(defined.sum()) < 2:
+        raise InputError(
+            f"Moran's I: {int(defined.sum())} of {len(true)} genes vary in the true tissue, but "
+            "two are needed to compare. Check that the true values are the right layer."
+        )
+    x, y = predicted.to(true)[defined].nan_to_num(-1 / (num_cells - 1)), true[defined]
+    everything = torch.ones(1, 1, dtype=torch.bool)
+    r = gene_correlations(x[:, None], y[:, None], everything)
+    return MoranAgreement(float(r.nan_to_num(0)), float((x - y).abs().mean()), len(y))
+
+
+def _require_neighbours(num_cells: int, k: int) -> None:
+    if k < 1 or num_cells < k + 1:
+        raise InputError(
+            f"{k} neighbours: {num_cells} cells have at most {max(0, num_cells - 1)}. Evaluate a "
+            "larger slice, or ask for between 1 and that many neighbours."
+        )
+
+
+def _reach(position: Float64[ndarray, "N D"], k: int) -> Reach:
+    """Distance to each cell's k-th neighbour, ties included, and how many others lie within."""
+    tree, workers = cKDTree(position), torch.get_num_threads()
+    gap, _ = tree.query(position, k=[k + 1], workers=workers)
+    radius = gap[:, 0] * (1 + TIE)
+    size = tree.query_ball_point(position, radius, return_length=True, workers=workers)
+    return Reach(tree, radius, size - 1)
+
+
+def _num_common(listed: Reach, other: Reach, cells: Int64[ndarray, " M"]) -> Int64[ndarray, " M"]:
+    """Count the neighbours that the cells have in both, going through the lists of one."""
+    common = np.zeros(len(cells), dtype=np.int64)
+    # Cells with like many neighbours together: a crowd at one place must not widen all lists.
+    rank = np.argsort(listed.size[cells], kind="stable")
+    for part in _parts_of_bounded_size(listed.size[cells[rank]]):
+        own = cells[rank[part]]
+        # One more: the cell itself is in the list.
+        longest = list(range(1, int(listed.size[own[-1]]) + 2))
+        gap, found = listed.tree.query(listed.tree.data[own], k=longest)
+        near = (gap <= listed.radius[own, None]) & (found != own[:, None])
+        gap = np.linalg.norm(other.tree.data[found] - other.tree.data[own][:, None], axis=2)
+        common[rank[part]] = (near & (gap <= other.radius[own, None])).sum(1)
+    return common
+
+
+def _parts_of_bounded_size(size: Int64[ndarray, " M"]) -> list[slice]:
+    """Cut ascending sizes into parts whose lists, all as long as the last, stay within bounds."""
+    parts, start = [], 0
+    while start < len(size):
+        entries = (size[start:] + 1) * np.arange(1, len(size) - start + 1)
+        stop = start + max(1, int(np.searchsorted(entries, ENTRIES_ON_CPU, side="right")))
+        parts.append(slice(start, stop))
+        start = stop
+    return parts
