@@ -95,7 +95,10 @@ def _regressor(name: Regressor, shape: tuple[int, ...], seed: int) -> Pipeline:
             return make_pipeline(StandardScaler(), pca, neighbours)
         case "mlp":
             network = MLPRegressor(
-                HIDDEN_LAYERS, early_stopping=True, max_iter=MAX_EPOCHS, random_state=seed
+                hidden_layer_sizes=HIDDEN_LAYERS,
+                early_stopping=True,
+                max_iter=MAX_EPOCHS,
+                random_state=seed,
             )
             return make_pipeline(StandardScaler(), network)
 

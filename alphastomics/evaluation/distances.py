@@ -14,8 +14,8 @@ from torch import Tensor
 from alphastomics.errors import InputError
 from alphastomics.evaluation.arrays import Array, position_pair, spans, squared_distances
 
-# A non-negative float64 has 63 bits that order it; a pass settles 21 of them.
-DIGIT_BITS = 21
+DIGIT_BITS = 16  # of the 64 of a key that one pass settles
+PAIRS_TO_PICK_FROM = 1 << 21
 
 
 class ContactScores(NamedTuple):
@@ -70,16 +70,24 @@ def pair_keys(position: Float[Tensor, "N D"]) -> Iterator[Int64[Tensor, "M K"]]:
 
 
 def nth_smallest_key(position: Float[Tensor, "N D"], rank: int) -> int:
-    """Return the `rank`-th smallest key of all pairs (from 1): radix selection, three passes."""
-    prefix, mask = 0, (1 << DIGIT_BITS) - 1
-    for shift in (2 * DIGIT_BITS, DIGIT_BITS, 0):
-        counts = torch.zeros(mask + 1, dtype=torch.int64, device=position.device)
+    """Return the `rank`-th smallest key of all pairs (from 1), without holding the keys.
+
+    Radix selection: count the pairs by their leading 16 bits, keep those that lead as the wanted
+    one does, go on with the next 16 bits; as soon as few are left, pick from them.
+    """
+    prefix, digits = 0, 1 << DIGIT_BITS
+    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
+        counts = torch.zeros(digits, dtype=torch.int64, device=position.device)
         for key in pair_keys(position):
             leading = key >> shift
-            digit = leading[(leading >> DIGIT_BITS) == prefix] & mask
-            counts += torch.bincount(digit, minlength=mask + 1)
+            digit = leading[(leading >> DIGIT_BITS) == prefix] & (digits - 1)
+            counts += torch.bincount(digit, minlength=digits)
         below = counts.cumsum(0)
         digit_of_rank = int(torch.searchsorted(below, rank))
-        rank -= int(below[digit_of_rank] - counts[digit_of_rank])
+        left = int(counts[digit_of_rank])
+        rank -= int(below[digit_of_rank]) - left
         prefix = prefix << DIGIT_BITS | digit_of_rank
+        if left <= PAIRS_TO_PICK_FROM:
+            rest = torch.cat([key[key >> shift == prefix] for key in pair_keys(position)])
+            return int(rest.kthvalue(rank).values)
     return prefix
