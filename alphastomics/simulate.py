@@ -33,6 +33,7 @@ from alphastomics.files import PARTIAL_SUFFIX, replacing, write_text
 from alphastomics.progress import track
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
     from scipy.sparse import csr_matrix
 
@@ -259,9 +260,12 @@ def simulate_slice(settings: SimulationConfig, seed: int, index: int) -> "AnnDat
             "cell_type": pd.Categorical.from_codes(cell_type, type_names()),
             "slice_id": pd.Categorical([name] * len(spatial)),
         },
-        index=[f"{name}_{number}" for number in range(len(spatial))],
+        index=_plain_text([f"{name}_{number}" for number in range(len(spatial))]),
     )
-    var = pd.DataFrame({"role": panel.role, "marker_of": panel.marker_of}, index=panel.names)
+    var = pd.DataFrame(
+        {"role": pd.Categorical(panel.role), "marker_of": pd.Categorical(panel.marker_of)},
+        index=_plain_text(panel.names),
+    )
     slice_data = AnnData(counts[:, measured].tocsr(), obs=obs, var=var.iloc[measured])
     slice_data.obsm["spatial"] = spatial[:, : settings.dims].astype(np.float32)
     slice_data.obsm["body"] = body.astype(np.float32)
@@ -271,6 +275,13 @@ def simulate_slice(settings: SimulationConfig, seed: int, index: int) -> "AnnDat
         "translation": pose.translation,
     }
     return slice_data
+
+
+def _plain_text(words: list[str]) -> "pd.Index":
+    """Return words as an index of objects: h5ad readers of all ages know how to read that."""
+    import pandas as pd
+
+    return pd.Index(words, dtype=object)
 
 
 def measured_genes(settings: SimulationConfig, rng: Generator) -> Int[ndarray, " P"]:

@@ -242,18 +242,14 @@ def create_dataloaders(
     kind = _source(streaming=streaming, set_draw=set_draw)
     folder = DataFolder(data_dir)
     metadata = folder.metadata()
-    train, validation, test = (
-        BatchLoader(
-            kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw),
-            draw,
-            shape,
-            num_workers=num_workers,
-            same_every_epoch=split != "train",
-            pin_memory=pin_memory,
-        )
+    make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
+    sources = [
+        kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw)
         for split in SPLITS
-    )
-    return train, validation, test
+    ]
+    training, *held_out = sources
+    validation, test = (make(source, draw, shape, same_every_epoch=True) for source in held_out)
+    return make(training, draw, shape, same_every_epoch=False), validation, test
 
 
 def _source(
