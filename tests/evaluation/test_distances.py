@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import rankdata
 from sklearn.metrics import f1_score, precision_score, recall_score
 
 from alphastomics.errors import InputError
@@ -44,11 +45,12 @@ def tissues(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, np.ndarray]
 CASES = list(tissues(np.random.default_rng(0)))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("threads", "one_thread"), [(1, 1), (3, 130)])
 @pytest.mark.parametrize("case", CASES)
-def test_spearman_equals_a_loop_of_scipy(case, rng, threads, monkeypatch):
+def test_spearman_equals_a_loop_of_scipy(case, rng, threads, one_thread, monkeypatch):
     predicted, true = tissues(rng)[case]
     monkeypatch.setattr(ranks, "PAIRS_AT_A_TIME", 4 * len(true))
+    monkeypatch.setattr(ranks, "ENTRIES_IN_ONE_THREAD", one_thread)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     expected = spearman_naive(predicted, true)
     np.testing.assert_allclose(distance_spearman(predicted, true), expected, atol=1e-12)
@@ -89,9 +91,11 @@ def test_rows_are_ordered_as_by_a_stable_sort_with_the_cell_itself_first(rng):
     values[np.arange(6), own] = 0
     marked = values.copy()
     marked[np.arange(6), own] = -1
-    order = order_rows(values, own, Scratch(6, 200))
+    order, ranks_of_ties = order_rows(values, own, Scratch(6, 200))
     np.testing.assert_array_equal(order, marked.argsort(axis=1, kind="stable"))
-    np.testing.assert_array_equal(values, np.sort(marked, axis=1))
+    expected = np.sort(rankdata(marked, axis=1), axis=1) - 101
+    expected[:, 0] = 0
+    np.testing.assert_array_equal(ranks_of_ties, expected)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3])
