@@ -72,6 +72,16 @@ def train(call: Call) -> str | None:
     return json.dumps(summary, indent=2) if summary else None
 
 
+def upload(call: Call) -> str:
+    """Send a processed folder to the Hub; print the dataset's address."""
+    from alphastomics.preprocessing.upload import upload as run_upload
+
+    arguments = call.arguments
+    return run_upload(
+        arguments.data_dir, arguments.repo_id, private=arguments.private, token=arguments.token
+    )
+
+
 def simulate(call: Call) -> str:
     """Write a synthetic tissue; print its files."""
     from alphastomics.simulate import write_tissue
@@ -134,7 +144,7 @@ RUNNERS: dict[str, Callable[[Call], str | None]] = {
     "test": not_yet,
     "sample": not_yet,
     "extract": not_yet,
-    "upload": not_yet,
+    "upload": upload,
     "simulate": simulate,
     "demo": demo,
     "info": info,
