@@ -307,6 +307,7 @@ COMMANDS = {
             Flag("format", "extract.format"),
             Flag("max_samples", "extract.max_samples"),
             BATCH_SIZE,
+            OVERWRITE,
             *SEEDS,
             VERBOSE,
         ],

@@ -82,6 +82,15 @@ def upload(call: Call) -> str:
     )
 
 
+def extract(call: Call) -> str:
+    """Write an embedding per cell; print a summary."""
+    from alphastomics.extract import Request
+    from alphastomics.extract import extract as run_extract
+
+    request = Request(call.arguments.checkpoint, call.given, call.arguments.overwrite)
+    return json.dumps(run_extract(call.config, request), indent=2)
+
+
 def simulate(call: Call) -> str:
     """Write a synthetic tissue; print its files."""
     from alphastomics.simulate import write_tissue
@@ -143,7 +152,7 @@ RUNNERS: dict[str, Callable[[Call], str | None]] = {
     "train": train,
     "test": not_yet,
     "sample": not_yet,
-    "extract": not_yet,
+    "extract": extract,
     "upload": upload,
     "simulate": simulate,
     "demo": demo,

@@ -103,6 +103,7 @@ CONTRACT = {
         "format": "npz",
         "max_samples": "none",
         "batch_size": "1024",
+        "overwrite": "off",
     },
     "upload": {
         "data_dir": "required",

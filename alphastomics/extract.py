@@ -1,0 +1,360 @@
+"""Embeddings: a checkpoint and a processed folder enter, a file with a row per cell leaves.
+
+Every cell is given cleanly (both times 0) to the averaged network, in sets drawn as in training.
+Rows are in the order of `cell_id`. They wait on the disk, not in memory, until the file is written.
+"""
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from alphastomics.config import Config, ExtractConfig
+from alphastomics.diffusion_model.checkpoint import load_module, require_same_genes
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.files import replacing
+from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.schema import SPLITS, Metadata
+from alphastomics.progress import track
+from alphastomics.seeds import seed_everything
+from alphastomics.utils.dataholder import DataHolder
+
+ExtractMode = Literal["encoder", "transformer", "all_layers"]
+Column = np.ndarray | list[str] | str
+BLOCK_ROWS = 16_384
+
+
+class Request(NamedTuple):
+    """What a caller asks for beside the settings.
+
+    Attributes
+    ----------
+    checkpoint
+        Checkpoint of a trained model.
+    given
+        Names of the flags that the caller gave.
+    overwrite
+        Replace an output that exists.
+    """
+
+    checkpoint: Path
+    given: frozenset[str] = frozenset()
+    overwrite: bool = False
+
+
+class Labels(NamedTuple):
+    """What is known of each embedded cell: numbers, one a row."""
+
+    cell_id: np.ndarray
+    slice_id: np.ndarray
+    cell_type: np.ndarray
+    split: np.ndarray
+
+    def take(self, rows: Int64[np.ndarray, " N"]) -> "Labels":
+        """Return some rows, in the order asked for."""
+        return Labels(*(column[rows] for column in self))
+
+
+def extract(config: Config, request: Request) -> dict[str, Any]:
+    """Write an embedding per cell; return a summary."""
+    output = chosen_output(config.extract, request.given)
+    require_place(output, overwrite=request.overwrite)
+    module, genes = load_module(request.checkpoint)
+    folder = DataFolder(config.data.processed_data_dir)
+    metadata = folder.metadata()
+    require_same_genes(genes, metadata.genes, request.checkpoint, folder.where)
+    counts = cells_to_embed(metadata, config.extract.max_samples, folder.where)
+    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch_size = config.training.batch_size if "batch_size" in request.given else None
+    loaders = make_loaders(module.config, metadata, config, batch_size, device)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+        drawn, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
+        mode = config.extract.mode
+        shape, labels = embed_cells(module.to(device), mode, loaders, counts, drawn)
+        order = np.argsort(labels.cell_id, kind="stable")
+        sort_rows(drawn, ordered, shape, order)
+        labels = labels.take(order)
+        content = columns(labels, cell_names(folder, metadata, labels.cell_id), metadata, mode)
+        with replacing(output) as partial:
+            WRITERS[output.suffix](partial, stored(ordered, shape), content)
+    shown = loaders[0].shape.set_size, loaders[0].draw.kind
+    return summary(output, mode, shape, *shown)
+
+
+def summary(
+    output: Path, mode: ExtractMode, shape: tuple[int, ...], set_size: int, set_draw: str
+) -> dict[str, Any]:
+    """Say what was written."""
+    return {
+        "output": str(output),
+        "extract_mode": mode,
+        "shape": list(shape),
+        "set_size": set_size,
+        "set_draw": set_draw,
+    }
+
+
+def chosen_output(settings: ExtractConfig, given: frozenset[str]) -> Path:
+    """Return the output file; its ending is the format's.
+
+    An output that was not named takes the ending of the format, a format that was not named that
+    of the output, and two that were named must agree.
+    """
+    default = ExtractConfig()
+    output = Path(settings.output)
+    if "output" not in given and settings.output == default.output:
+        return output.with_suffix(f".{settings.format}")
+    if output.suffix not in WRITERS:
+        raise InputError(
+            f"--output {output}: must end in {', '.join(WRITERS)}; "
+            f"for the format {settings.format} name it {output.name}.{settings.format}"
+        )
+    named = "format" in given or settings.format != default.format
+    if named and output.suffix != f".{settings.format}":
+        raise InputError(
+            f"--format {settings.format}: does not agree with --output {output}; leave --format "
+            f"out, or name the output {output.with_suffix(f'.{settings.format}')}"
+        )
+    return output
+
+
+def require_place(output: Path, *, overwrite: bool) -> None:
+    """Refuse an output that cannot be written, before any work is done."""
+    if output.is_dir():
+        raise InputError(f"{output}: is a folder; name a file in it, such as {output}/cells.npz")
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: there is no folder {output.parent}; make it first")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{output}: the folder {output.parent} is not writable; choose another")
+    if output.exists() and not overwrite:
+        raise InputError(f"{output}: exists; add --overwrite to replace it, or name another")
+
+
+def cells_to_embed(metadata: Metadata, limit: int | None, where: str) -> list[int]:
+    """Return how many cells of each split are embedded: all, or `limit` in proportion."""
+    totals = [metadata.splits[split].cells for split in SPLITS]
+    total = sum(totals)
+    if total == 0:
+        raise InputError(f"{where}: has no cells; preprocess slices that have some")
+    limit = total if limit is None else min(limit, total)
+    ends = [limit * sum(totals[: place + 1]) // total for place in range(len(totals))]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def make_loaders(
+    trained: Config,
+    metadata: Metadata,
+    config: Config,
+    batch_size: int | None,
+    device: torch.device,
+) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
+    """Return a loader of each split, with the sets of the checkpoint's own config.
+
+    Shards are streamed, save for sets of one slice from a folder whose layout mixes slices.
+    """
+    sets, reading = trained.data.loading, config.data.loading
+    return create_dataloaders(
+        config.data.processed_data_dir,
+        trained.training.batch_size if batch_size is None else batch_size,
+        streaming=sets.set_draw == "random" or metadata.layout == "slice",
+        buffer_size=sets.buffer_size,
+        num_workers=reading.num_workers,
+        set_size=sets.set_size,
+        set_draw=sets.set_draw,
+        seed=config.seed.global_seed,
+        rank=0,
+        world_size=1,
+        verify_checksums=reading.verify_checksums,
+        pin_memory=device.type == "cuda",
+    )
+
+
+@torch.inference_mode()
+def embedding(
+    module: AlphaSTomicsModule, batch: DataHolder, mode: ExtractMode
+) -> Float[Tensor, "B N D"] | Float[Tensor, "B N L D"]:
+    """Return the hidden states of clean cells: both modalities at time 0, nothing drawn.
+
+    `encoder` is what enters the first layer, `transformer` what leaves the last, and `all_layers`
+    all of them in a row: L is the number of layers + 1.
+    """
+    times = torch.zeros(len(batch.node_mask), 2, dtype=torch.int64, device=batch.node_mask.device)
+    prediction = module.average(
+        batch.expression,
+        module.inner_positions(batch, None),
+        module.noise_model.network_time(times, batch.expression.dtype),
+        batch.node_mask,
+        gene_mask=batch.gene_mask,
+        output_hidden_states=True,
+    )
+    states = prediction.aux.hidden_states
+    if mode == "all_layers":
+        return torch.stack(states, dim=2)
+    return states[0] if mode == "encoder" else states[-1]
+
+
+def embed_cells(
+    module: AlphaSTomicsModule,
+    mode: ExtractMode,
+    loaders: Sequence[BatchLoader],
+    counts: Sequence[int],
+    drawn: Path,
+) -> tuple[tuple[int, ...], Labels]:
+    """Append the embeddings of cells to a file as they are drawn; return its shape and labels.
+
+    The first `counts` cells that each split draws are kept; no set is drawn after them.
+    """
+    found: list[Labels] = []
+    width: tuple[int, ...] = ()
+    with track("extract", sum(counts), "cells") as advance, drawn.open("wb") as file:
+        for split, (loader, count) in enumerate(zip(loaders, counts, strict=True)):
+            for batch, rows in drawn_rows(loader, count):
+                values = embedding(module, batch.to(module.device), mode).cpu()
+                kept = values[batch.node_mask][: len(rows)].float().numpy()
+                kept.tofile(file)
+                width = kept.shape[1:]
+                found.append(labels_of(batch, rows, split))
+                advance(len(rows))
+    labels = Labels(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    assert len(np.unique(labels.cell_id)) == sum(counts), "a cell was drawn twice, or not at all"
+    return (sum(counts), *width), labels
+
+
+def drawn_rows(
+    loader: BatchLoader, count: int
+) -> Iterator[tuple[DataHolder, Int64[np.ndarray, " M"]]]:
+    """Yield batches, and which of their places hold the cells to keep, until `count` are found."""
+    left = count
+    if not left:
+        return
+    for batch in loader:
+        rows = batch.node_mask.flatten().nonzero().flatten().numpy()[:left]
+        if len(rows):
+            yield batch, rows
+        left -= len(rows)
+        if not left:
+            return
+
+
+def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> Labels:
+    """Return the labels of the cells at some places of a batch."""
+    return Labels(
+        batch.cell_id.flatten().numpy()[rows],
+        batch.slice_id.flatten().numpy()[rows].astype(np.int32),
+        batch.cell_type.flatten().numpy()[rows].astype(np.int32),
+        np.full(len(rows), split, dtype=np.int8),
+    )
+
+
+def stored(path: Path, shape: tuple[int, ...]) -> Float32[np.ndarray, "N *L D"]:
+    """View the rows of a file without reading them."""
+    # Copy on write: torch wants memory that it could write to, and the file stays as it is.
+    return np.memmap(path, np.float32, mode="c", shape=shape)
+
+
+def sort_rows(
+    drawn: Path, ordered: Path, shape: tuple[int, ...], order: Int64[np.ndarray, " N"]
+) -> None:
+    """Write the rows of a file to another in the order given, and remove the first."""
+    rows = stored(drawn, shape)
+    # Written, not mapped: a full disk is then an error that says so, and not a dead process.
+    with ordered.open("wb") as file:
+        for start in range(0, len(order), BLOCK_ROWS):
+            np.asarray(rows[order[start : start + BLOCK_ROWS]]).tofile(file)
+    drawn.unlink()
+
+
+def cell_names(
+    folder: DataFolder, metadata: Metadata, cell_id: Int64[np.ndarray, " N"]
+) -> list[str]:
+    """Return the names that cells had in their h5ad files; `cell_id` is sorted."""
+    names = [""] * len(cell_id)
+    for split in SPLITS:
+        for shard in metadata.splits[split].shards:
+            with folder.open(shard.file) as source:
+                for part in pq.ParquetFile(source).iter_batches(columns=["cell_id", "obs_name"]):
+                    found = part["cell_id"].to_numpy()
+                    rows = np.searchsorted(cell_id, found).clip(max=len(cell_id) - 1)
+                    places = np.flatnonzero(cell_id[rows] == found)
+                    wanted = part["obs_name"].take(pa.array(places)).to_pylist()
+                    for row, name in zip(rows[places].tolist(), wanted, strict=True):
+                        names[row] = name
+    return names
+
+
+def columns(
+    labels: Labels, names: list[str], metadata: Metadata, mode: ExtractMode
+) -> dict[str, Column]:
+    """Return all that is written beside the embedding, under its names."""
+    return {
+        "cell_id": labels.cell_id,
+        "obs_name": names,
+        "slice_id": labels.slice_id,
+        "slice_names": [record.name for record in metadata.slices],
+        "cell_type": labels.cell_type,
+        "cell_type_names": metadata.cell_types or [],
+        "split": labels.split,
+        "split_names": list(SPLITS),
+        "extract_mode": mode,
+    }
+
+
+def write_npz(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write a zip of plain arrays: `numpy.load` reads it without pickles."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, column in {"embedding": rows, **content}.items():
+            array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
+            write_member(archive, f"{name}.npy", array)
+
+
+def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+    """Add an array to a zip, block by block."""
+    # A member opened by its name has a fixed date: the same cells give the same bytes.
+    with archive.open(name, "w", force_zip64=True) as file:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(array) if array.ndim else 1, BLOCK_ROWS):
+            block = array[start : start + BLOCK_ROWS] if array.ndim else array
+            file.write(block.tobytes())
+
+
+def write_pt(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write tensors and plain data: `torch.load(..., weights_only=True)` reads them."""
+    plain = {
+        name: torch.from_numpy(column) if isinstance(column, np.ndarray) else column
+        for name, column in {"embedding": rows, **content}.items()
+    }
+    # torch writes the name of a path into the file, and ours holds the process id.
+    with path.open("wb") as file:
+        torch.save(plain, file)
+
+
+def write_h5(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write one data set for each name; text is UTF-8."""
+    with h5py.File(path, "w") as file:
+        target = file.create_dataset("embedding", rows.shape, np.float32)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            target[start : start + BLOCK_ROWS] = rows[start : start + BLOCK_ROWS]
+        for name, column in content.items():
+            kind = column.dtype if isinstance(column, np.ndarray) else h5py.string_dtype()
+            file.create_dataset(name, data=column, dtype=kind)
+
+
+WRITERS: dict[str, Callable[[Path, np.ndarray, dict[str, Column]], None]] = {
+    ".npz": write_npz,
+    ".pt": write_pt,
+    ".h5": write_h5,
+}
