@@ -5,7 +5,9 @@ floating type; inside, positions are float64, and expression becomes float64 blo
 Squared distances come in blocks of rows, so that the N x N matrix is never held.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,9 +17,10 @@ from torch import Tensor
 from alphastomics.errors import InputError
 
 Array = Tensor | ndarray
+T = TypeVar("T")
 
-# Entries of a block: 8 MB of float64 on a CPU, 512 MB on a GPU, which wants much work at once.
-ENTRIES_ON_CPU, ENTRIES_ON_GPU = 1 << 20, 1 << 26
+# Entries of a block: 1 MB of float64 stays in a core's cache; a GPU wants much work at once.
+ENTRIES_ON_CPU, ENTRIES_ON_GPU = 1 << 17, 1 << 26
 
 
 def as_tensor(values: Float[Array, "..."]) -> Float[Tensor, "..."]:
@@ -100,6 +103,29 @@ def spans(length: int, width: int, device: torch.device) -> Iterator[slice]:
     step = max(1, entries // max(1, width))
     for start in range(0, length, step):
         yield slice(start, min(length, start + step))
+
+
+def over_blocks(work: Callable[[list[slice]], T], length: int, device: torch.device) -> list[T]:
+    """Cut an N x N matrix's rows into blocks and give each thread its share; a GPU has one."""
+    blocks = list(spans(length, length, device))
+    if device.type != "cpu":
+        return [work(blocks)]
+    return in_threads(lambda share, num_shares: work(blocks[share::num_shares]))
+
+
+def in_threads(work: Callable[[int, int], T]) -> list[T]:
+    """Call `work(share, number of shares)` for every share, one in each of torch's threads.
+
+    Meanwhile torch itself uses one thread for an operation: splitting up such small ones costs more
+    than it saves, and on a busy machine a hundred times more.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(lambda share: work(share, threads), range(threads)))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def squared_distances(

@@ -4,7 +4,8 @@ No score here needs an alignment: each is the same for a rotated, shifted or mir
 All go over the pairs in blocks and hold O(N) numbers besides.
 """
 
-from collections.abc import Iterator
+import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from alphastomics.errors import InputError
-from alphastomics.evaluation.arrays import Array, position_pair, spans, squared_distances
+from alphastomics.evaluation.arrays import Array, over_blocks, position_pair, squared_distances
 
 DIGIT_BITS = 16  # of the 64 of a key that one pass settles
 PAIRS_TO_PICK_FROM = 1 << 21
@@ -29,11 +30,19 @@ class ContactScores(NamedTuple):
 def distance_mse(predicted: Float[Array, "N D"], true: Float[Array, "N D"]) -> float:
     """Mean over pairs of cells of (|p_i - p_j| - |t_i - t_j|)^2: section 8's position error."""
     p, t = position_pair(predicted, true, least=2)
-    total = 0.0
-    for rows in spans(len(p), len(p), p.device):
-        error = squared_distances(p[rows], p).sqrt_() - squared_distances(t[rows], t).sqrt_()
-        total += float(error.square_().sum())
-    return total / (len(p) * (len(p) - 1))
+
+    def errors(blocks: list[slice]) -> list[float]:
+        return [float(_distance_errors(p, t, rows).square_().sum()) for rows in blocks]
+
+    shares = over_blocks(errors, len(p), p.device)
+    # Exactly rounded: the number of threads changes no digit.
+    return math.fsum(error for share in shares for error in share) / (len(p) * (len(p) - 1))
+
+
+def _distance_errors(
+    p: Float[Tensor, "N D"], t: Float[Tensor, "N D"], rows: slice
+) -> Float[Tensor, "M N"]:
+    return squared_distances(p[rows], p).sqrt_() - squared_distances(t[rows], t).sqrt_()
 
 
 def contact_scores(
@@ -50,23 +59,25 @@ def contact_scores(
         raise InputError(f"share of contacts: {share} is not in (0, 1]. 0.1 means 10 % of pairs.")
     num_contacts = max(1, round(share * len(p) * (len(p) - 1) / 2))
     limit_p, limit_t = (nth_smallest_key(side, num_contacts) for side in (p, t))
-    found = real = both = 0
-    for key_p, key_t in zip(pair_keys(p), pair_keys(t), strict=True):
-        near_p, near_t = key_p <= limit_p, key_t <= limit_t
-        found += int(near_p.sum())
-        real += int(near_t.sum())
-        both += int((near_p & near_t).sum())
+
+    def counts(blocks: list[slice]) -> Int64[Tensor, " 3"]:
+        total = torch.zeros(3, dtype=torch.int64, device=p.device)
+        for rows in blocks:
+            near_p, near_t = pair_keys(p, rows) <= limit_p, pair_keys(t, rows) <= limit_t
+            total += torch.stack([near_p.sum(), near_t.sum(), (near_p & near_t).sum()])
+        return total
+
+    found, real, both = torch.stack(over_blocks(counts, len(p), p.device)).sum(0).tolist()
     return ContactScores(both / found, both / real, 2 * both / (found + real))
 
 
-def pair_keys(position: Float[Tensor, "N D"]) -> Iterator[Int64[Tensor, "M K"]]:
-    """Yield integers that are ordered as the distances of all pairs i < j; the rest is larger."""
-    for rows in spans(len(position), len(position), position.device):
-        block = squared_distances(position[rows], position[rows.start :])
-        square = block[:, : len(block)]
-        square.masked_fill_(torch.ones_like(square, dtype=torch.bool).tril_(), torch.inf)
-        # The bits of non-negative floats are ordered as the floats are.
-        yield block.view(torch.int64)
+def pair_keys(position: Float[Tensor, "N D"], rows: slice) -> Int64[Tensor, "M K"]:
+    """Return integers ordered as the distances of pairs i < j, i in `rows`; others are larger."""
+    block = squared_distances(position[rows], position[rows.start :])
+    square = block[:, : len(block)]
+    square.masked_fill_(torch.ones_like(square, dtype=torch.bool).tril_(), torch.inf)
+    # The bits of non-negative floats are ordered as the floats are.
+    return block.view(torch.int64)
 
 
 def nth_smallest_key(position: Float[Tensor, "N D"], rank: int) -> int:
@@ -75,19 +86,40 @@ def nth_smallest_key(position: Float[Tensor, "N D"], rank: int) -> int:
     Radix selection: count the pairs by their leading 16 bits, keep those that lead as the wanted
     one does, go on with the next 16 bits; as soon as few are left, pick from them.
     """
-    prefix, digits = 0, 1 << DIGIT_BITS
+    prefix = 0
     for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
-        counts = torch.zeros(digits, dtype=torch.int64, device=position.device)
-        for key in pair_keys(position):
-            leading = key >> shift
-            digit = leading[(leading >> DIGIT_BITS) == prefix] & (digits - 1)
-            counts += torch.bincount(digit, minlength=digits)
+        count = partial(_digit_counts, position, prefix, shift)
+        counts = torch.stack(over_blocks(count, len(position), position.device)).sum(0)
         below = counts.cumsum(0)
-        digit_of_rank = int(torch.searchsorted(below, rank))
-        left = int(counts[digit_of_rank])
-        rank -= int(below[digit_of_rank]) - left
-        prefix = prefix << DIGIT_BITS | digit_of_rank
+        digit = int(torch.searchsorted(below, rank))
+        left = int(counts[digit])
+        rank -= int(below[digit]) - left
+        prefix = prefix << DIGIT_BITS | digit
         if left <= PAIRS_TO_PICK_FROM:
-            rest = torch.cat([key[key >> shift == prefix] for key in pair_keys(position)])
+            pick = partial(_keys_that_lead, position, prefix, shift)
+            rest = torch.cat(over_blocks(pick, len(position), position.device))
             return int(rest.kthvalue(rank).values)
     return prefix
+
+
+def _keys_that_lead(
+    position: Float[Tensor, "N D"], prefix: int, shift: int, blocks: list[slice]
+) -> Int64[Tensor, " K"]:
+    """Keys whose bits from `shift` on are `prefix`."""
+    found = [torch.empty(0, dtype=torch.int64, device=position.device)]
+    for rows in blocks:
+        key = pair_keys(position, rows)
+        found.append(key[key >> shift == prefix])
+    return torch.cat(found)
+
+
+def _digit_counts(
+    position: Float[Tensor, "N D"], prefix: int, shift: int, blocks: list[slice]
+) -> Int64[Tensor, " digits"]:
+    """Count keys by the digit at `shift`, among those with `prefix` before it."""
+    counts = torch.zeros(1 << DIGIT_BITS, dtype=torch.int64, device=position.device)
+    for rows in blocks:
+        leading = pair_keys(position, rows) >> shift
+        digit = leading[leading >> DIGIT_BITS == prefix] & (len(counts) - 1)
+        counts += torch.bincount(digit, minlength=len(counts))
+    return counts

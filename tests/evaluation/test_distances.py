@@ -1,5 +1,7 @@
 """Pairwise metrics against loops, scipy and scikit-learn."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -42,16 +44,25 @@ def tissues(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, np.ndarray]
     }
 
 
+@pytest.fixture
+def threads(request) -> Iterator[int]:
+    """Let torch have so many threads, and afterwards what it had."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    assert torch.get_num_threads() == request.param
+    torch.set_num_threads(before)
+
+
 CASES = list(tissues(np.random.default_rng(0)))
 
 
-@pytest.mark.parametrize(("threads", "one_thread"), [(1, 1), (3, 130)])
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("case", CASES)
-def test_spearman_equals_a_loop_of_scipy(case, rng, threads, one_thread, monkeypatch):
+@pytest.mark.usefixtures("threads")
+def test_spearman_equals_a_loop_of_scipy(case, rng, monkeypatch):
     predicted, true = tissues(rng)[case]
     monkeypatch.setattr(ranks, "PAIRS_AT_A_TIME", 4 * len(true))
-    monkeypatch.setattr(ranks, "ENTRIES_IN_ONE_THREAD", one_thread)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     expected = spearman_naive(predicted, true)
     np.testing.assert_allclose(distance_spearman(predicted, true), expected, atol=1e-12)
     sides = torch.from_numpy(predicted.copy()), torch.from_numpy(true.copy())
@@ -100,7 +111,10 @@ def test_rows_are_ordered_as_by_a_stable_sort_with_the_cell_itself_first(rng):
 
 @pytest.mark.parametrize("share", [0.01, 0.3])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("most_at_once", [0, 20, 10**6])
+@pytest.mark.parametrize(
+    ("most_at_once", "threads"), [(0, 1), (20, 3), (10**6, 2)], indirect=["threads"]
+)
+@pytest.mark.usefixtures("threads")
 def test_contacts_equal_sets_of_pairs_and_sklearn(case, rng, share, most_at_once, monkeypatch):
     predicted, true = tissues(rng)[case]
     monkeypatch.setattr(arrays, "ENTRIES_ON_CPU", 900)
