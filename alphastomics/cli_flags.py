@@ -9,6 +9,7 @@ PREPROCESSING = "data.preprocessing"
 LOADING = "data.loading"
 LAYER = "TransformerLayer_setting"
 DEMO_DIR = "./demo"
+DEFAULT_SPLIT = "test"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,13 @@ def count_flag(name: str, words: str, default: str, minimum: int = 1) -> Flag:
     )
 
 
+def split_name(text: str) -> str:
+    """Read the name of a split."""
+    if text not in ("train", "validation", "test"):
+        raise ValueError(text)
+    return text
+
+
 def switch(name: str, words: str) -> Flag:
     """Describe a switch that is no setting."""
     return Flag(name, help=words, value=True)
@@ -99,6 +107,14 @@ SEEDS = [
 ]
 OVERWRITE = switch("overwrite", "Replace what is already in the output place.")
 CHECKPOINT = path_flag("checkpoint", "Checkpoint of a trained model.", required=True)
+SPLIT_NAME = Flag(
+    "split",
+    help="Cells of a processed folder to use: train, validation or test.",
+    default=DEFAULT_SPLIT,
+    kind=split_name,
+    expected="train, validation or test",
+    metavar="{train,validation,test}",
+)
 DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
 BATCH_SIZE = Flag("batch_size", "training.batch_size")
 SPREAD = [
@@ -275,6 +291,16 @@ COMMANDS = {
             CONFIG,
             DATA_DIR,
             BATCH_SIZE,
+            path_flag(
+                "input_data",
+                "Cells to score on, in place of the processed folder: .h5ad.",
+                default="--data_dir",
+            ),
+            SPLIT_NAME,
+            Flag("num_steps", "sampling.num_steps"),
+            Flag("sampler", "sampling.sampler"),
+            Flag("num_samples", "sampling.num_samples"),
+            Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
             *SEEDS,
             VERBOSE,
@@ -291,7 +317,11 @@ COMMANDS = {
             Flag("sample_mode", "sampling.mode"),
             Flag("num_steps", "sampling.num_steps"),
             Flag("sampler", "sampling.sampler"),
+            Flag("product", "sampling.product"),
+            Flag("num_samples", "sampling.num_samples"),
+            SPLIT_NAME,
             path_flag("output", "File for the generated cells.", default="beside the input"),
+            OVERWRITE,
             *SEEDS,
             VERBOSE,
         ],

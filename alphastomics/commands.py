@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from alphastomics.cli import Call
-from alphastomics.cli_flags import DEMO_DIR
+from alphastomics.cli_flags import DEFAULT_SPLIT, DEMO_DIR
 from alphastomics.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,37 @@ def train(call: Call) -> str | None:
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
     summary = run_train(call.config, request)
     return json.dumps(summary, indent=2) if summary else None
+
+
+def sample(call: Call) -> str:
+    """Generate cells; print where they are."""
+    from alphastomics.generation.commands import sample as run_sample
+
+    arguments = call.arguments
+    summary = run_sample(
+        call.config,
+        checkpoint=arguments.checkpoint,
+        input_data=arguments.input_data,
+        output=arguments.output,
+        split=arguments.split or DEFAULT_SPLIT,
+        overwrite=arguments.overwrite,
+    )
+    return json.dumps(summary, indent=2)
+
+
+def test(call: Call) -> str:
+    """Score a checkpoint; print the scores."""
+    from alphastomics.generation.commands import test as run_test
+
+    arguments = call.arguments
+    scores = run_test(
+        call.config,
+        checkpoint=arguments.checkpoint,
+        input_data=arguments.input_data or Path(call.config.data.processed_data_dir),
+        split=arguments.split or DEFAULT_SPLIT,
+        output=arguments.output,
+    )
+    return json.dumps(scores, indent=2)
 
 
 def upload(call: Call) -> str:
@@ -150,8 +181,8 @@ RUNNERS: dict[str, Callable[[Call], str | None]] = {
     "stage1": stage1,
     "stage2": stage2,
     "train": train,
-    "test": not_yet,
-    "sample": not_yet,
+    "test": test,
+    "sample": sample,
     "extract": extract,
     "upload": upload,
     "simulate": simulate,

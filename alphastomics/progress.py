@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +16,7 @@ SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_NOTES = 1.0
 
 
+@runtime_checkable
 class Advance(Protocol):
     """Takes what was just finished and, for those who watch, how it goes."""
 

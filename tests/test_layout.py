@@ -41,6 +41,15 @@ MAP = {
         "seeds",
         "utils",
     },
+    "generation": {
+        "config",
+        "diffusion_model",
+        "errors",
+        "evaluation",
+        "files",
+        "preprocessing",
+        "progress",
+    },
     "extract": {
         "config",
         "diffusion_model",
@@ -61,6 +70,7 @@ MAP = {
         "diffusion_model",
         "errors",
         "extract",
+        "generation",
         "preprocessing",
         "simulate",
     },

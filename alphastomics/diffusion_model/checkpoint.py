@@ -134,6 +134,7 @@ def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
         "config": to_document(module.config),
         "genes": list(genes),
         "position_scale": float(module.position_scale),
+        "normalization": module.normalization,
     }
 
 
@@ -162,6 +163,7 @@ def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
         module.load_state_dict(content["state_dict"])
     except RuntimeError as error:
         raise InputError(f"{path}: its weights do not fit its own config: it is damaged") from error
+    module.normalization = card["normalization"]
     return module.eval(), card["genes"]
 
 

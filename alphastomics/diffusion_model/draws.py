@@ -100,7 +100,10 @@ def draw_for_sets(
         hidden = draw_hidden(masking, one, times > 0, step, generator)
         noise = draw_noise(tuple(one.shape), real, generator, dtype)
         shift = centered_noise((1, one.shape[1], 3), real, generator, dtype)
-        turn = random_turn(generator, reflection=reflection)[None]
+        turn = random_turn(generator, reflection=reflection)[None].to(device)
+        if int(times[0, 1]) == 0:
+            # Positions that are given keep their frame: in an atlas it says where a cell is.
+            turn = torch.eye(3, dtype=turn.dtype, device=device)[None]
         parts.append(Draws(times, turn, noise, shift, hidden))
     return Draws(
         torch.cat([part.times for part in parts]),

@@ -79,6 +79,8 @@ class AlphaSTomicsModule(pl.LightningModule):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
         self.slice_names: list[str] = []
+        # What was done to the expression that the module is trained on; None where nobody said.
+        self.normalization: dict[str, Any] | None = None
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
         self.gradient_norm = 0.0

@@ -286,6 +286,7 @@ def train(config: Config, request: Request) -> dict[str, Any]:
         config, metadata.num_genes, position_scale=position_scale(config, metadata)
     )
     module.genes = metadata.genes
+    module.normalization = metadata.normalization.model_dump()
     module.slice_names = [record.name for record in metadata.slices]
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
     training, validation = make_loaders(config, trainer)

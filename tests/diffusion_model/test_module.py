@@ -103,6 +103,14 @@ def test_turns_are_uniform_and_mirrored_where_allowed():
     assert (torch.linalg.det(proper) > 0).all()
 
 
+def test_given_positions_keep_their_frame_and_noised_ones_are_turned():
+    cells = batch(40)
+    given = AlphaSTomicsModule(config(training={"mode": "pos_to_expr"}), 5).draw(cells, "test")
+    assert torch.equal(given.turn, torch.eye(3, dtype=torch.float64).expand(40, 3, 3))
+    noised = AlphaSTomicsModule(config(training={"mode": "expr_to_pos"}), 5).draw(cells, "test")
+    assert float((noised.turn - torch.eye(3)).abs().amax((1, 2)).min()) > 0.01
+
+
 def test_masked_diffusion_is_the_module_with_masking_on():
     module = MaskedDiffusionModule(config(), 5)
     assert module.config.masking.enable

@@ -1,0 +1,247 @@
+"""Cells to generate for: an .h5ad, a .pt or a processed folder enters, `InputCells` leave.
+
+Expression is brought to what the checkpoint was trained on: its genes, its normalisation.
+"""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from scipy.sparse import csr_array
+
+from alphastomics.config import Config
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.genes import align, require_unique
+from alphastomics.preprocessing.normalize import (
+    densified,
+    log_normalized,
+    moments_of_sparse,
+    standard_deviation,
+)
+from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
+from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
+
+LEAST_CELLS = 2
+
+
+@dataclass(frozen=True)
+class InputCells:
+    """Cells of one or more slices.
+
+    Parameters
+    ----------
+    expression
+        Values as in training; 0 for genes that were not measured.
+    measured
+        Genes that each slice measured.
+    position
+        Coordinates in the user's units, with 0 for the height of 2D slices; None without any.
+    dims
+        2 for flat slices, 3 for bodies.
+    slice_id, slice_names
+        The slice of each cell, and the slices' names.
+    names
+        The cells' names, in the order of the input.
+    cell_type
+        Cell types, where they are known.
+    """
+
+    expression: Float32[np.ndarray, "N G"]
+    measured: Bool[np.ndarray, "S G"]
+    position: Float32[np.ndarray, "N 3"] | None
+    dims: int
+    slice_id: Int64[np.ndarray, " N"]
+    slice_names: list[str]
+    names: list[str]
+    cell_type: np.ndarray | None
+
+    def rows_of(self, number: int) -> Int64[np.ndarray, " M"]:
+        """Return the cells of a slice."""
+        return np.flatnonzero(self.slice_id == number)
+
+
+def read_h5ad(
+    path: Path, genes: Sequence[str], normalization: dict[str, Any], config: Config
+) -> InputCells:
+    """Read an AnnData file: align its genes, normalise as in training; it may lack coordinates."""
+    settings = config.data.preprocessing
+    with opened(path) as root:
+        obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
+        cells, found = len(obs), var.names(0, len(var)).to_pylist()
+        require_enough(cells, path)
+        require_unique(found, f"{path}: var_names", "make them unique and save the file again")
+        alignment = align(found, genes, path)
+        counts = read_matrix(Expression(path, root, cells, len(found)))
+        position = read_positions(path, root, settings.position_key, cells)
+        names = obs.names(0, cells).to_pylist()
+        slices = slice_names(obs, cells) if SLICE_KEY in obs.columns else (path.stem,)
+        codes = np.zeros(cells, dtype=np.int64)
+        if len(slices) > 1:
+            codes = slice_codes(obs, slices, 0, cells)
+        labels = read_labels(obs, settings.cell_type_key, cells, path)
+    if normalization["log_normalize"]:
+        require_counts(counts, path)
+        counts = log_normalized(counts)
+    values = alignment.apply(counts)
+    measured = np.ones(len(genes), dtype=bool)
+    measured[alignment.missing()] = False
+    expression = scaled(values, codes, len(slices)) if normalization["scale"] else values.toarray()
+    expression[:, ~measured] = 0
+    return InputCells(
+        expression.astype(np.float32),
+        np.tile(measured, (len(slices), 1)),
+        None if position is None else np.pad(position, ((0, 0), (0, 3 - position.shape[1]))),
+        3 if position is not None and position.shape[1] == 3 else 2,
+        codes,
+        list(slices),
+        names,
+        labels,
+    )
+
+
+def read_matrix(expression: Expression) -> csr_array:
+    """Read all of X by rows, also where it is stored by columns."""
+    if expression.kind == "csc":
+        return expression.lines(0, expression.genes, expression.cells).T.tocsr()
+    return expression.rows(0, expression.cells)
+
+
+def read_positions(
+    path: Path, root: Any, key: str, cells: int
+) -> Float32[np.ndarray, "N C"] | None:
+    """Read coordinates where there are any: dissociated cells have none."""
+    if "obsm" not in root or key not in root["obsm"]:
+        return None
+    positions = Positions(path, root, key, cells)
+    if positions.columns not in (2, 3):
+        raise InputError(f"{path}: obsm[{key!r}] has {positions.columns} columns, not 2 or 3")
+    return positions.rows(0, cells)
+
+
+def read_labels(obs: Frame, key: str | None, cells: int, path: Path) -> np.ndarray | None:
+    """Read the cell types, if asked for."""
+    if key is None:
+        return None
+    if key not in obs.columns:
+        raise InputError(
+            f"{path}: obs[{key!r}] is missing (columns: {', '.join(obs.columns) or 'none'}); "
+            "name the cell types with --cell_type_key, or leave it out"
+        )
+    codes, names = obs.labels(key, 0, cells)
+    words = np.array([*names.to_pylist(), "unknown"], dtype=object)
+    return words[codes]
+
+
+def scaled(
+    values: csr_array, slice_id: Int64[np.ndarray, " N"], num_slices: int
+) -> Float32[np.ndarray, "N G"]:
+    """Standardise each gene within its slice, as preprocessing does."""
+    dense = values.toarray().astype(np.float64)
+    for number in range(num_slices):
+        rows = np.flatnonzero(slice_id == number)
+        moments = moments_of_sparse(values[rows])
+        dense[rows] = (dense[rows] - moments.mean) / standard_deviation(moments)
+    return dense.astype(np.float32)
+
+
+def require_counts(counts: csr_array, path: Path) -> None:
+    """Refuse negative values where the model was trained on counts."""
+    if counts.nnz and counts.data.min() < 0:
+        raise InputError(
+            f"{path}: X has negative values, but the model was trained on counts: put counts into X"
+        )
+
+
+def require_enough(cells: int, where: object) -> None:
+    """Refuse inputs that make no tissue."""
+    if cells < LEAST_CELLS:
+        raise InputError(f"{where}: {cells} cell(s); at least {LEAST_CELLS} are needed")
+
+
+def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
+    """Read the cells of one split of a processed folder, slice by slice."""
+    folder = DataFolder(where)
+    metadata = folder.metadata()
+    if metadata.genes != list(genes):
+        raise InputError(
+            f"{where}: its genes are not the checkpoint's; preprocess with the checkpoint's list"
+        )
+    reader = ShardReader(folder, metadata, split, verify=True)
+    tables = [reader.read(piece) for piece in reader.pieces]
+    require_enough(sum(len(table) for table in tables), f"{where}: split {split}")
+    cell_type, types = np.concatenate([table.cell_type for table in tables]), metadata.cell_types
+    slice_id = np.concatenate([table.slice_id for table in tables]).astype(np.int64)
+    present, codes = np.unique(slice_id, return_inverse=True)
+    return InputCells(
+        np.concatenate([dense(reader, table) for table in tables]),
+        reader.measured_genes[reader.panel_of_slice[present]],
+        np.concatenate([table.position for table in tables]),
+        2 if all(metadata.slices[number].z is not None for number in present) else 3,
+        codes.astype(np.int64),
+        [metadata.slices[number].name for number in present],
+        [str(number) for table in tables for number in table.cell_id.tolist()],
+        None if types is None else np.array([*types, "unknown"], dtype=object)[cell_type],
+    )
+
+
+def dense(reader: ShardReader, table: CellTable) -> Float32[np.ndarray, "N G"]:
+    """Return a table's expression as vectors."""
+    if isinstance(table.expression, csr_array):
+        return densified(table.expression, table.slice_id, reader.absent_value)
+    return np.asarray(table.expression)
+
+
+def read_pt(path: Path, num_genes: int) -> InputCells:
+    """Read tensors `expression` (N, G) and `positions` (N, 2 or 3), normalised as in training."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: not a file of tensors; nothing in it was run. Save a dict with "
+            "torch.save({'expression': …, 'positions': …}, path)"
+        ) from error
+    if not isinstance(content, dict) or not {"expression", "positions"} & set(content):
+        raise InputError(f"{path}: expected a dict with 'expression' or 'positions'")
+    expression, position = content.get("expression"), content.get("positions")
+    require_tensors(path, {"expression": expression, "positions": position})
+    cells = next(len(part) for part in (expression, position) if part is not None)
+    require_enough(cells, path)
+    if expression is not None and expression.shape != (cells, num_genes):
+        raise InputError(
+            f"{path}: expression has shape {tuple(expression.shape)}, expected "
+            f"({cells}, {num_genes}): the checkpoint's genes"
+        )
+    if position is not None and position.shape not in ((cells, 2), (cells, 3)):
+        raise InputError(f"{path}: positions have shape {tuple(position.shape)}, not (N, 2 or 3)")
+    values = torch.zeros(cells, num_genes) if expression is None else expression.float()
+    place = None if position is None else position.float().numpy()
+    return InputCells(
+        values.numpy(),
+        np.ones((1, num_genes), dtype=bool),
+        None if place is None else np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
+        3 if place is not None and place.shape[1] == 3 else 2,
+        np.zeros(cells, dtype=np.int64),
+        [path.stem],
+        [str(number) for number in range(cells)],
+        None,
+    )
+
+
+def require_tensors(path: Path, parts: dict[str, Any]) -> None:
+    """Refuse what is no matrix of finite numbers."""
+    for name, value in parts.items():
+        if value is None:
+            continue
+        if not isinstance(value, torch.Tensor) or value.ndim != 2:
+            raise InputError(f"{path}: {name}: expected a tensor with one row a cell")
+        if not bool(torch.isfinite(value).all()):
+            raise InputError(f"{path}: {name} has NaN or infinite values")

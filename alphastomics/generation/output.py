@@ -1,0 +1,101 @@
+"""Writing what was generated: into a copy of the input's h5ad, or as tensors; never half."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphastomics.config import Mode
+from alphastomics.errors import InputError
+from alphastomics.files import replacing
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.generate import Generated
+
+POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
+    "spatial_pred",
+    "spatial_std",
+    "generated",
+    "generated_std",
+)
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Refuse an output that is there already, and one whose folder is not."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path}: exists already; choose another --output, or add --overwrite")
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent}: no such folder for the output")
+
+
+def write_pt(path: Path, made: Generated, cells: InputCells) -> None:
+    """Write tensors and plain data."""
+    content = {
+        "expression": torch.from_numpy(made.expression),
+        "expression_std": torch.from_numpy(made.expression_std),
+        "positions": torch.from_numpy(made.position[:, : cells.dims]),
+        "positions_std": torch.from_numpy(made.position_std[:, : cells.dims]),
+        "slice_id": torch.from_numpy(cells.slice_id),
+        "slice_names": cells.slice_names,
+        "names": cells.names,
+    }
+    with replacing(path) as partial:
+        torch.save(content, partial)
+
+
+def write_h5ad(
+    path: Path,
+    source: Path | None,
+    made: Generated,
+    cells: InputCells,
+    genes: Sequence[str],
+    mode: Mode,
+) -> None:
+    """Write a copy of the input, or a new file, with what was generated."""
+    import anndata
+
+    data = new_anndata(cells, genes) if source is None else anndata.read_h5ad(source)
+    if mode != "pos_to_expr":
+        data.obsm[POSITION_KEY] = made.position[:, : cells.dims]
+        data.obsm[SPREAD_KEY] = made.position_std[:, : cells.dims]
+    if mode != "expr_to_pos":
+        columns = columns_of(list(data.var_names), genes)
+        data.layers[LAYER_KEY] = spread_out(made.expression, columns, data.n_vars)
+        data.layers[LAYER_SPREAD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
+    data.uns["alphastomics"] = {"mode": mode, "genes": np.array(list(genes), dtype=object)}
+    with replacing(path) as partial:
+        data.write_h5ad(partial)
+
+
+def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
+    """Make an AnnData of cells that came from a processed folder."""
+    import pandas as pd
+    from anndata import AnnData
+
+    obs = pd.DataFrame(
+        {"slice_id": pd.Categorical(np.array(cells.slice_names, dtype=object)[cells.slice_id])},
+        index=pd.Index(cells.names, dtype=object),
+    )
+    if cells.cell_type is not None:
+        obs["cell_type"] = pd.Categorical(cells.cell_type)
+    var = pd.DataFrame(index=pd.Index(list(genes), dtype=object))
+    data = AnnData(cells.expression, obs=obs, var=var)
+    if cells.position is not None:
+        data.obsm["spatial"] = cells.position[:, : cells.dims]
+    return data
+
+
+def columns_of(names: Sequence[str], genes: Sequence[str]) -> list[tuple[int, int]]:
+    """Pair the columns of a file with the model's genes."""
+    place = {gene: number for number, gene in enumerate(genes)}
+    return [(column, place[name]) for column, name in enumerate(names) if name in place]
+
+
+def spread_out(values: np.ndarray, columns: list[tuple[int, int]], width: int) -> np.ndarray:
+    """Put the model's genes into a file's columns; genes that the model does not know are NaN."""
+    table = np.full((len(values), width), np.nan, dtype=np.float32)
+    if columns:
+        there, here = (list(part) for part in zip(*columns, strict=True))
+        table[:, there] = values[:, here]
+    return table

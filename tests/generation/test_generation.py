@@ -1,0 +1,224 @@
+"""Generating with a trained model: inputs read as in training, outputs where they are promised."""
+
+import json
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+import torch
+
+from alphastomics.config import Config, PreprocessingConfig, SamplingConfig, SimulationConfig
+from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.train import Request, train
+from alphastomics.errors import InputError
+from alphastomics.generation.cells import read_h5ad, read_processed
+from alphastomics.generation.commands import load_for_use, sample
+from alphastomics.generation.commands import test as score
+from alphastomics.generation.generate import generate, plane_of
+from alphastomics.main import main
+from alphastomics.preprocessing.commands import preprocess
+from alphastomics.simulate import write_tissue
+from tests.diffusion_model.conftest import tiny_config
+
+QUICK = SamplingConfig(num_steps=4, num_samples=2)
+SETTINGS = Config(
+    sampling=QUICK,
+    data={"preprocessing": PreprocessingConfig(cell_type_key="cell_type")},
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Slices, a processed folder, and a joint and a specialised checkpoint."""
+    folder = tmp_path_factory.mktemp("generation")
+    tissue = SimulationConfig(cells=90, slices=2, genes=24, panel_share=0.8)
+    write_tissue(tissue, 5, folder / "slices", overwrite=False)
+    preprocess(
+        PreprocessingConfig(cell_type_key="cell_type", train_ratio=0.5, val_ratio=0.1),
+        input_dir=folder / "slices",
+        output_dir=folder / "processed",
+        gene_list_file=None,
+        seed=1,
+        overwrite=False,
+        scheduler=None,
+    )
+    for mode in ("joint", "expr_to_pos"):
+        training = {"mode": mode, "batch_size": 45, "max_epochs": 1}
+        logging = {"exp_name": mode}
+        train(
+            tiny_config(folder / "processed", folder, training=training, logging=logging), Request()
+        )
+    return folder
+
+
+def checkpoint(place: Path, mode: str = "joint") -> Path:
+    return RunFolder(place / mode).last
+
+
+def run_sample(
+    place: Path, source: Path, output: Path | None, mode: str = "expr_to_pos", **options
+):
+    config = SETTINGS.model_copy(update={"sampling": QUICK.model_copy(update={"mode": mode})})
+    given = {"checkpoint": checkpoint(place), "split": "test", "overwrite": False, **options}
+    return sample(config, input_data=source, output=output, **given)
+
+
+def test_a_file_is_read_as_preprocessing_reads_it(place: Path):
+    module, genes = load_for_use(checkpoint(place))
+    assert module.normalization is not None
+    parts = [read_processed(place / "processed", genes, s) for s in ("train", "validation", "test")]
+    known = {
+        tuple(position): values
+        for part in parts
+        for position, values in zip(part.position.tolist(), part.expression, strict=True)
+    }
+    cells = read_h5ad(place / "slices/slice_0.h5ad", genes, module.normalization, SETTINGS)
+    for position, values in zip(cells.position.tolist(), cells.expression, strict=True):
+        np.testing.assert_allclose(values, known[tuple(position)], atol=1e-5)
+    assert cells.dims == 2
+    assert not cells.measured.all()
+    assert (cells.expression[:, ~cells.measured[0]] == 0).all()
+
+
+def test_dissociated_cells_are_placed_with_their_spread(place: Path, tmp_path: Path):
+    source = tmp_path / "dissociated.h5ad"
+    data = anndata.read_h5ad(place / "slices/slice_1.h5ad")
+    del data.obsm["spatial"]
+    data.write_h5ad(source)
+    summary = run_sample(place, source, None)
+    made = anndata.read_h5ad(summary["output"])
+    assert summary["output"] == str(tmp_path / "dissociated_generated.h5ad")
+    assert list(made.obs_names) == list(data.obs_names)
+    assert made.obsm["spatial_pred"].shape == (90, 2)
+    assert np.isfinite(made.obsm["spatial_pred"]).all()
+    assert (made.obsm["spatial_std"] > 0).all()
+    np.testing.assert_allclose(made.obsm["spatial_pred"].mean(0), 0, atol=1e-2)
+    assert (made.X != data.X).nnz == 0
+
+
+def test_expression_at_places_becomes_a_layer_of_the_files_genes(place: Path, tmp_path: Path):
+    source, target = place / "slices/slice_0.h5ad", tmp_path / "out.h5ad"
+    run_sample(place, source, target, mode="pos_to_expr")
+    made = anndata.read_h5ad(target)
+    assert made.layers["generated"].shape == made.shape
+    assert np.isfinite(made.layers["generated"]).all()
+    assert "spatial_pred" not in made.obsm
+
+
+def test_a_processed_folder_and_tensors_are_inputs_too(place: Path, tmp_path: Path):
+    made = anndata.read_h5ad(
+        run_sample(place, place / "processed", tmp_path / "a.h5ad", mode="joint")["output"]
+    )
+    assert {"spatial_pred", "spatial"} <= set(made.obsm)
+    assert "generated" in made.layers
+    _, genes = load_for_use(checkpoint(place))
+    torch.save({"expression": torch.randn(30, len(genes))}, tmp_path / "in.pt")
+    summary = run_sample(place, tmp_path / "in.pt", None)
+    content = torch.load(summary["output"], weights_only=True)
+    assert content["positions"].shape == (30, 2)
+
+
+def test_the_same_seed_gives_the_same_cells_and_a_sample_is_one_draw(place: Path):
+    module, genes = load_for_use(checkpoint(place))
+    cells = read_processed(place / "processed", genes, "test")
+    one, two = (generate(module, cells, "expr_to_pos", QUICK, 3) for _ in range(2))
+    np.testing.assert_array_equal(one.position, two.position)
+    other = generate(module, cells, "expr_to_pos", QUICK, 4)
+    assert not np.array_equal(one.position, other.position)
+    single = QUICK.model_copy(update={"num_samples": 1})
+    drawn = generate(module, cells, "pos_to_expr", single, 3)
+    kept = generate(module, cells, "pos_to_expr", QUICK.model_copy(update={"product": "sample"}), 3)
+    np.testing.assert_array_equal(drawn.expression, kept.expression)
+
+
+def test_a_flat_tissue_is_laid_into_the_plane():
+    gen = torch.Generator().manual_seed(0)
+    flat = torch.randn(50, 3, generator=gen, dtype=torch.float64) * torch.tensor([3.0, 1.0, 0.0])
+    turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen, dtype=torch.float64))
+    laid = (flat @ turn) @ plane_of(flat @ turn)
+    assert float(laid[:, 2].abs().max()) < 1e-9
+    assert float(laid[:, 0].var()) > float(laid[:, 1].var())
+
+
+def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
+    result = score(
+        SETTINGS, checkpoint=checkpoint(place), input_data=place / "processed", split="test",
+        output=tmp_path / "scores.json",
+    )  # fmt: skip
+    written = json.loads((tmp_path / "scores.json").read_text())
+    assert written == {key: value for key, value in result.items() if key != "output"}
+    assert set(written["expr_to_pos"]) == {
+        "alphastomics", "shuffled", "class centroid oracle", "MLP regressor"
+    }  # fmt: skip
+    assert set(written["pos_to_expr"]) == {
+        "alphastomics", "shuffled", "spatial k-NN mean", "closest slice"
+    }  # fmt: skip
+    chance = written["expr_to_pos"]["shuffled"]["spearman_mean"]
+    assert abs(chance) < 0.15
+    assert written["expr_to_pos"]["class centroid oracle"]["spearman_mean"] > 0.4
+
+
+def test_a_specialised_checkpoint_says_what_it_can(place: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="trained for expr_to_pos alone"):
+        run_sample(
+            place, place / "processed", tmp_path / "x.h5ad", mode="pos_to_expr",
+            checkpoint=checkpoint(place, "expr_to_pos"),
+        )  # fmt: skip
+
+
+class Payload:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return (Path.touch, (self.mark,))
+
+
+def bad_inputs(place: Path, folder: Path) -> dict[str, tuple[Path, str]]:
+    """Make each kind of bad input; return it with the words of its refusal."""
+    slice_0 = anndata.read_h5ad(place / "slices/slice_0.h5ad")
+    strange = slice_0.copy()
+    strange.var_names = [f"Other{number}" for number in range(strange.n_vars)]
+    strange.write_h5ad(folder / "strange.h5ad")
+    slice_0[:1].write_h5ad(folder / "one.h5ad")
+    spoilt = slice_0.copy()
+    spoilt.X.data[3] = np.nan
+    spoilt.write_h5ad(folder / "nan.h5ad")
+    torch.save({"expression": Payload(folder / "mark")}, folder / "evil.pt")
+    torch.save({"expression": torch.zeros(5, 3)}, folder / "narrow.pt")
+    (folder / "empty.h5ad").write_bytes(b"")
+    (folder / "text.csv").write_text("x")
+    return {
+        "no shared gene": (folder / "strange.h5ad", "none of the"),
+        "one cell": (folder / "one.h5ad", "at least 2"),
+        "NaN": (folder / "nan.h5ad", "NaN"),
+        "code": (folder / "evil.pt", "not a file of tensors"),
+        "wrong genes": (folder / "narrow.pt", "has shape"),
+        "not HDF5": (folder / "empty.h5ad", "not an HDF5 file"),
+        "another format": (folder / "text.csv", "expected a .h5ad or .pt"),
+        "missing": (folder / "none.h5ad", "no such file"),
+    }
+
+
+def test_bad_input_gets_one_line_and_leaves_nothing(place: Path, tmp_path: Path, capsys):
+    for source, words in bad_inputs(place, tmp_path).values():
+        before = sorted(tmp_path.iterdir())
+        arguments = ["--checkpoint", checkpoint(place), "--input_data", source]
+        arguments += ["--sample_mode", "expr_to_pos", "--output", tmp_path / "o.h5ad"]
+        assert main(["sample", *map(str, arguments)]) == 2
+        errors = capsys.readouterr().err
+        assert errors.count("\n") == 1
+        assert words in errors
+        assert sorted(tmp_path.iterdir()) == before
+    assert not (tmp_path / "mark").exists()
+
+
+def test_an_output_that_exists_is_kept_unless_overwrite(place: Path, tmp_path: Path):
+    target = tmp_path / "out.h5ad"
+    target.write_text("mine")
+    with pytest.raises(InputError, match="--overwrite"):
+        run_sample(place, place / "processed", target)
+    assert target.read_text() == "mine"
+    run_sample(place, place / "processed", target, overwrite=True)
+    assert anndata.read_h5ad(target).n_obs > 0
