@@ -33,7 +33,7 @@ from alphastomics.utils.dataholder import DataHolder
 
 ExtractMode = Literal["encoder", "transformer", "all_layers"]
 Column = np.ndarray | list[str] | str
-BLOCK_ROWS = 16_384
+BLOCK_ROWS = 4096
 
 
 class Request(NamedTuple):
@@ -83,6 +83,8 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         drawn, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
         mode = config.extract.mode
+        if mode == "encoder":
+            module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
         shape, labels = embed_cells(module.to(device), mode, loaders, counts, drawn)
         order = np.argsort(labels.cell_id, kind="stable")
         sort_rows(drawn, ordered, shape, order)
