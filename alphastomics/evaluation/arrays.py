@@ -5,7 +5,7 @@ floating type; inside, positions are float64, and expression becomes float64 blo
 Squared distances come in blocks of rows, so that the N x N matrix is never held.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,8 +19,8 @@ from alphastomics.errors import InputError
 Array = Tensor | ndarray
 T = TypeVar("T")
 
-# Entries of a block: 1 MB of float64 stays in a core's cache; a GPU wants much work at once.
-ENTRIES_ON_CPU, ENTRIES_ON_GPU = 1 << 17, 1 << 26
+# Entries of a block. A megabyte of pairs stays in a core's cache; a GPU wants much work at once.
+PAIRS_ON_CPU, ENTRIES_ON_CPU, ENTRIES_ON_GPU = 1 << 17, 1 << 20, 1 << 26
 
 
 def as_tensor(values: Float[Array, "..."]) -> Float[Tensor, "..."]:
@@ -97,17 +97,25 @@ def require_spread(true: Float[Tensor, "N D"]) -> None:
         )
 
 
-def spans(length: int, width: int, device: torch.device) -> Iterator[slice]:
-    """Cut `length` rows of `width` entries into slices of bounded size."""
-    entries = ENTRIES_ON_CPU if device.type == "cpu" else ENTRIES_ON_GPU
+def spans(length: int, width: int, device: torch.device) -> list[slice]:
+    """Cut `length` rows of `width` entries into blocks of bounded size."""
+    return _cut(length, width, ENTRIES_ON_CPU if device.type == "cpu" else ENTRIES_ON_GPU)
+
+
+def pair_spans(num_cells: int, device: torch.device) -> list[slice]:
+    """Cut the rows of an N x N matrix into blocks of bounded size."""
+    return _cut(num_cells, num_cells, PAIRS_ON_CPU if device.type == "cpu" else ENTRIES_ON_GPU)
+
+
+def _cut(length: int, width: int, entries: int) -> list[slice]:
     step = max(1, entries // max(1, width))
-    for start in range(0, length, step):
-        yield slice(start, min(length, start + step))
+    return [slice(start, min(length, start + step)) for start in range(0, length, step)]
 
 
-def over_blocks(work: Callable[[list[slice]], T], length: int, device: torch.device) -> list[T]:
-    """Cut an N x N matrix's rows into blocks and give each thread its share; a GPU has one."""
-    blocks = list(spans(length, length, device))
+def over_blocks(
+    work: Callable[[list[slice]], T], blocks: list[slice], device: torch.device
+) -> list[T]:
+    """Give each thread its share of the blocks, and return what each made; a GPU takes them all."""
     if device.type != "cpu":
         return [work(blocks)]
     return in_threads(lambda share, num_shares: work(blocks[share::num_shares]))

@@ -13,7 +13,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from alphastomics.errors import InputError
-from alphastomics.evaluation.arrays import Array, over_blocks, position_pair, squared_distances
+from alphastomics.evaluation.arrays import (
+    Array,
+    over_blocks,
+    pair_spans,
+    position_pair,
+    squared_distances,
+)
 
 DIGIT_BITS = 16  # of the 64 of a key that one pass settles
 PAIRS_TO_PICK_FROM = 1 << 21
@@ -34,7 +40,7 @@ def distance_mse(predicted: Float[Array, "N D"], true: Float[Array, "N D"]) -> f
     def errors(blocks: list[slice]) -> list[float]:
         return [float(_distance_errors(p, t, rows).square_().sum()) for rows in blocks]
 
-    shares = over_blocks(errors, len(p), p.device)
+    shares = over_blocks(errors, pair_spans(len(p), p.device), p.device)
     # Exactly rounded: the number of threads changes no digit.
     return math.fsum(error for share in shares for error in share) / (len(p) * (len(p) - 1))
 
@@ -67,7 +73,8 @@ def contact_scores(
             total += torch.stack([near_p.sum(), near_t.sum(), (near_p & near_t).sum()])
         return total
 
-    found, real, both = torch.stack(over_blocks(counts, len(p), p.device)).sum(0).tolist()
+    shares = over_blocks(counts, pair_spans(len(p), p.device), p.device)
+    found, real, both = torch.stack(shares).sum(0).tolist()
     return ContactScores(both / found, both / real, 2 * both / (found + real))
 
 
@@ -86,10 +93,10 @@ def nth_smallest_key(position: Float[Tensor, "N D"], rank: int) -> int:
     Radix selection: count the pairs by their leading 16 bits, keep those that lead as the wanted
     one does, go on with the next 16 bits; as soon as few are left, pick from them.
     """
-    prefix = 0
+    prefix, blocks = 0, pair_spans(len(position), position.device)
     for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
         count = partial(_digit_counts, position, prefix, shift)
-        counts = torch.stack(over_blocks(count, len(position), position.device)).sum(0)
+        counts = torch.stack(over_blocks(count, blocks, position.device)).sum(0)
         below = counts.cumsum(0)
         digit = int(torch.searchsorted(below, rank))
         left = int(counts[digit])
@@ -97,7 +104,7 @@ def nth_smallest_key(position: Float[Tensor, "N D"], rank: int) -> int:
         prefix = prefix << DIGIT_BITS | digit
         if left <= PAIRS_TO_PICK_FROM:
             pick = partial(_keys_that_lead, position, prefix, shift)
-            rest = torch.cat(over_blocks(pick, len(position), position.device))
+            rest = torch.cat(over_blocks(pick, blocks, position.device))
             return int(rest.kthvalue(rank).values)
     return prefix
 

@@ -5,6 +5,7 @@ correlations: where the truth is constant nothing could be predicted and the val
 `summary` leaves out; where only the prediction is constant it has found nothing: the value is 0.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.arrays import (
     Array,
     as_tensor,
+    over_blocks,
     require_cells,
     require_finite,
     require_same_shape,
@@ -48,13 +50,16 @@ def expression_mse(
 ) -> float:
     """Mean over measured entries of (x - x_hat)^2: section 8's expression error."""
     x, y, mask = _checked(predicted, true, measured)
-    total, count = 0.0, 0
-    for rows in spans(x.shape[0], x.shape[1], x.device):
-        real = mask.expand_as(x)[rows]
-        error = (x[rows].double() - y[rows].double()).square_()
-        total += float(torch.where(real, error, 0).sum())
-        count += int(real.sum())
-    return total / count
+    mask = mask.expand_as(x)
+
+    def errors(blocks: list[slice]) -> list[float]:
+        squared = ((x[rows].double() - y[rows].double()).square_() for rows in blocks)
+        parts = zip(blocks, squared, strict=True)
+        return [float(torch.where(mask[rows], part, 0).sum()) for rows, part in parts]
+
+    shares = over_blocks(errors, spans(x.shape[0], x.shape[1], x.device), x.device)
+    # Exactly rounded: the number of threads changes no digit.
+    return math.fsum(error for share in shares for error in share) / int(mask.sum())
 
 
 def gene_correlations(
@@ -100,12 +105,16 @@ def _by_column(
     score: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, y: Tensor, mask: Tensor
 ) -> Float[Tensor, " K"]:
     """Score the columns, a block of them at a time; unmeasured entries become 0."""
-    parts = []
-    for part in spans(x.shape[1], x.shape[0], x.device):
-        real = mask[:, part]
-        dx, dy = (torch.where(real, values[:, part].double(), 0) for values in (x, y))
-        parts.append(score(dx, dy, real))
-    return torch.cat(parts)
+    result = torch.empty(x.shape[1], dtype=torch.float64, device=x.device)
+
+    def fill(blocks: list[slice]) -> None:
+        for part in blocks:
+            real = mask[:, part]
+            dx, dy = (torch.where(real, values[:, part].double(), 0) for values in (x, y))
+            result[part] = score(dx, dy, real)
+
+    over_blocks(fill, spans(x.shape[1], x.shape[0], x.device), x.device)
+    return result
 
 
 def _pearson(

@@ -24,6 +24,7 @@ from alphastomics.evaluation.arrays import (
     Array,
     as_tensor,
     checked_positions,
+    over_blocks,
     position_pair,
     require_cells,
     require_finite,
@@ -92,15 +93,19 @@ def morans_i(
     require_cells(len(values), "expression", least=2)
     require_finite(torch.isfinite(values), "expression")
     graph = neighbours.to(values.device)
-    parts = []
-    for genes in spans(values.shape[1], len(values), values.device):
-        z = values[:, genes].double()
-        constant = (z == z[:1]).all(0)
-        z = z - z.mean(0)
-        around = F.embedding_bag(graph, z, mode="mean")
-        index = (z * around).sum(0) / z.square().sum(0)
-        parts.append(index.masked_fill(constant, torch.nan))
-    return torch.cat(parts)
+    result = torch.empty(values.shape[1], dtype=torch.float64, device=values.device)
+
+    def fill(blocks: list[slice]) -> None:
+        for genes in blocks:
+            z = values[:, genes].double()
+            constant = (z == z[:1]).all(0)
+            z = z - z.mean(0)
+            around = F.embedding_bag(graph, z, mode="mean")
+            index = (z * around).sum(0) / z.square().sum(0)
+            result[genes] = index.masked_fill(constant, torch.nan)
+
+    over_blocks(fill, spans(values.shape[1], len(values), values.device), values.device)
+    return result
 
 
 def moran_agreement(

@@ -117,7 +117,7 @@ def test_rows_are_ordered_as_by_a_stable_sort_with_the_cell_itself_first(rng):
 @pytest.mark.usefixtures("threads")
 def test_contacts_equal_sets_of_pairs_and_sklearn(case, rng, share, most_at_once, monkeypatch):
     predicted, true = tissues(rng)[case]
-    monkeypatch.setattr(arrays, "ENTRIES_ON_CPU", 900)
+    monkeypatch.setattr(arrays, "PAIRS_ON_CPU", 900)
     monkeypatch.setattr(distances, "PAIRS_TO_PICK_FROM", most_at_once)
     a, b = contacts_naive(predicted, share), contacts_naive(true, share)
     pairs = sorted(a | b)
@@ -148,7 +148,7 @@ def test_distance_mse_equals_the_loop(case, rng, monkeypatch):
     predicted, true = tissues(rng)[case]
     expected = distance_mse_naive(predicted, true)
     assert distance_mse(predicted, true) == pytest.approx(expected)
-    monkeypatch.setattr(arrays, "ENTRIES_ON_CPU", 120)
+    monkeypatch.setattr(arrays, "PAIRS_ON_CPU", 120)
     assert distance_mse(predicted, true) == pytest.approx(expected)
 
 
