@@ -69,7 +69,19 @@ def train(call: Call) -> str | None:
     arguments = call.arguments
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
     summary = run_train(call.config, request)
-    return json.dumps(summary, indent=2) if summary else None
+    if not summary:
+        return None
+    if arguments.test_after_train:
+        from alphastomics.generation.commands import test as run_test
+
+        summary["test"] = run_test(
+            call.config,
+            checkpoint=Path(summary["best_checkpoint"]),
+            input_data=Path(call.config.data.processed_data_dir),
+            split=DEFAULT_SPLIT,
+            output=None,
+        )
+    return json.dumps(summary, indent=2)
 
 
 def sample(call: Call) -> str:
@@ -140,7 +152,7 @@ def demo(call: Call) -> str:
     from alphastomics.demo import run_demo
 
     folder = call.arguments.output_dir or Path(DEMO_DIR)
-    return json.dumps(run_demo(folder, call.config.seed.global_seed), indent=2)
+    return run_demo(folder, call.config.seed.global_seed)
 
 
 def info(call: Call) -> str:

@@ -256,7 +256,7 @@ class SamplingConfig(Section):
     sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
     product: Literal["estimate", "sample"] = Field(
-        "estimate", description="The mean of several aligned draws, or one draw."
+        "estimate", description="The posterior mean, or one draw from the posterior."
     )
     num_samples: int = Field(
         4, ge=1, le=1000, description="Draws; their spread is the uncertainty of a cell."

@@ -4,30 +4,96 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from alphastomics.config import PreprocessingConfig, SimulationConfig
+from alphastomics.config import Config, Mode, PreprocessingConfig, SimulationConfig
+from alphastomics.config_file import parse_document
 from alphastomics.simulate import write_tissue
 
 logger = logging.getLogger(__name__)
 
-TISSUE = SimulationConfig(cells=2000, slices=5, genes=200)
+TISSUE = SimulationConfig(cells=1200, slices=5, genes=120)
+MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint")
+# Small enough for two cores and a few minutes; real work wants the defaults, and a GPU.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "model": {"d_model": 96, "n_heads": 4, "n_layers": 3},
+    "training": {"batch_size": 512, "max_epochs": 50, "learning_rate": 2.0e-3},
+    "data": {"loading": {"set_size": 256, "num_workers": 1}},
+    "sampling": {"num_steps": 20, "num_samples": 4},
+    "logging": {"exp_name": "run", "save_every_n_steps": 100},
+}
+SHOWN = {
+    "expr_to_pos": ("spearman_mean", "knn_preservation", "procrustes"),
+    "pos_to_expr": ("pearson_gene_mean", "expression_mse"),
+}
 
 
-def run_demo(folder: Path, seed: int) -> dict[str, Any]:
-    """Simulate a tissue and preprocess it, as far as this version goes; say where things are."""
-    slices = folder / "slices"
-    processed = folder / "processed"
-    logger.info("demo 1/2: simulate %d slices of %d cells", TISSUE.slices, TISSUE.cells)
-    write_tissue(TISSUE, seed, slices, overwrite=False)
-    logger.info("demo 2/2: preprocess")
+def settings_of(folder: Path, seed: int) -> Config:
+    """Return the demo's settings, with its folders."""
+    document: dict[str, Any] = {section: dict(values) for section, values in SETTINGS.items()}
+    document["seed"] = {"global_seed": seed}
+    document["data"]["processed_data_dir"] = str(folder / "processed")
+    document["logging"]["save_dir"] = str(folder)
+    return parse_document(document, "demo")
+
+
+def run_demo(folder: Path, seed: int) -> str:
+    """Simulate, preprocess, train, sample in all three modes and score; say where things are."""
+    from alphastomics.diffusion_model.train import Request, train
+    from alphastomics.generation.commands import sample, test
     from alphastomics.preprocessing.commands import preprocess
 
-    summary = preprocess(
-        PreprocessingConfig(cell_type_key="cell_type", layout="slice"),
-        input_dir=slices,
-        output_dir=processed,
+    config = settings_of(folder, seed)
+    logger.info("demo 1/5: simulate %d slices of %d cells", TISSUE.slices, TISSUE.cells)
+    write_tissue(TISSUE, seed, folder / "slices", overwrite=False)
+    logger.info("demo 2/5: preprocess")
+    preprocess(
+        PreprocessingConfig(cell_type_key="cell_type"),
+        input_dir=folder / "slices",
+        output_dir=folder / "processed",
         gene_list_file=None,
         seed=seed,
         overwrite=False,
         scheduler=None,
     )
-    return {"slices": str(slices), "processed": str(processed), "summary": summary}
+    logger.info("demo 3/5: train")
+    # A demo that was interrupted goes on where it stopped.
+    trained = train(config, Request(resume="last"))
+    checkpoint = Path(trained["best_checkpoint"])
+    for mode in MODES:
+        logger.info("demo 4/5: sample %s", mode)
+        sampling = config.sampling.model_copy(update={"mode": mode})
+        sample(
+            config.model_copy(update={"sampling": sampling}),
+            checkpoint=checkpoint,
+            input_data=folder / "processed",
+            output=folder / f"{mode}.h5ad",
+            split="test",
+            overwrite=True,
+        )
+    logger.info("demo 5/5: score, beside the baselines")
+    scores = test(
+        config,
+        checkpoint=checkpoint,
+        input_data=folder / "processed",
+        split="test",
+        output=folder / "scores.json",
+    )
+    return summary(folder, checkpoint, scores)
+
+
+def summary(folder: Path, checkpoint: Path, scores: dict[str, Any]) -> str:
+    """Return the scores as a table, and where everything is."""
+    lines = []
+    for mode, names in SHOWN.items():
+        lines.append(f"{mode:<24}" + "".join(f"{name:>20}" for name in names))
+        lines += [
+            f"  {method:<22}" + "".join(f"{values[name]:>20.3f}" for name in names)
+            for method, values in scores[mode].items()
+        ]
+    places = {
+        "slices": folder / "slices",
+        "processed": folder / "processed",
+        "checkpoint": checkpoint,
+        "generated cells": folder / "expr_to_pos.h5ad",
+        "scores": folder / "scores.json",
+    }
+    return "\n".join([*lines, *(f"{name}: {path}" for name, path in places.items())])

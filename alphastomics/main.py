@@ -40,6 +40,9 @@ OS_ERRORS_OF_CALLER = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    # Threads that wait by spinning take the cores from whoever has work: on a busy machine a step
+    # took twenty times as long. Must be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     verbose = "--verbose" in argv or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     configure_logging(verbose=verbose)
     try:

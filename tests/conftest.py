@@ -13,6 +13,7 @@ from jaxtyping import install_import_hook
 
 # Two test processes share two cores: more threads than that only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if os.environ.get("SHAPE_CHECKS", "1") != "0":
     # Off for tests that compile the network: the compiler cannot look into the checks.
     install_import_hook("alphastomics", "beartype.beartype")

@@ -60,7 +60,14 @@ MAP = {
         "seeds",
         "utils",
     },
-    "demo": {"config", "simulate", "preprocessing"},
+    "demo": {
+        "config",
+        "config_file",
+        "diffusion_model",
+        "generation",
+        "preprocessing",
+        "simulate",
+    },
     "commands": {
         "attn_model",
         "cli",

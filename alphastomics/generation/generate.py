@@ -1,7 +1,8 @@
 """Generating: a trained module and cells enter; places, expression, or both leave, with a spread.
 
-Each slice is one set. Several draws are turned onto the first and averaged: their mean is the point
-estimate, their standard deviation the uncertainty of each cell.
+Each slice is one set. A draw goes down the whole way from noise; the spread of several draws,
+turned onto one another, is the uncertainty of each cell. The point estimate is what the network
+says of pure noise, in one call: the mean of the posterior, here averaged over several starts.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.sample import DiffusionSampler, Known, turned
+from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State, turned
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.progress import Advance, track
@@ -71,7 +72,8 @@ def generate(
     require_mode(module, mode, cells)
     shape = cells.expression.shape
     parts = [np.zeros((shape[0], width), np.float32) for width in (shape[1], shape[1], 3, 3)]
-    steps = settings.num_steps * settings.num_samples * len(cells.slice_names)
+    calls = settings.num_steps + (settings.product == "estimate")
+    steps = calls * settings.num_samples * len(cells.slice_names)
     with track(f"sample {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
             rows = cells.rows_of(number)
@@ -95,7 +97,7 @@ def generate_slice(
     seed: int,
     advance: Advance,
 ) -> tuple[np.ndarray, ...]:
-    """Draw one slice several times; return mean (or first draw) and spread of both modalities."""
+    """Draw one slice several times; return product and spread of both modalities."""
     device = module.position_scale.device
     rows = cells.rows_of(number)
     expression = torch.from_numpy(cells.expression[rows])[None].to(device)
@@ -109,38 +111,80 @@ def generate_slice(
         position_scale=float(module.position_scale),
         reflection=module.config.loss.reflection,
     )
-    draws: list[tuple[Tensor, Tensor]] = []
-    for draw in range(settings.num_samples):
-        generator = torch.Generator().manual_seed(stream_seed(seed, "sample", number, draw))
-        made = sampler.sample(
-            expression,
-            position,
-            mask,
-            mode,
-            num_steps=settings.num_steps,
-            sampler=settings.sampler,
-            known=Known(genes=genes) if mode == "expr_to_pos" else Known(),
-            generator=generator,
-            watch=lambda _step, _state: advance(1),
-        )
-        if draws and mode != "pos_to_expr":
-            made = (made[0], turned(made[1], draws[0][1], mask, mask, sampler.reflection))
-        draws.append(made)
-    flat = cells.dims == 2 and mode != "pos_to_expr"
-    return summed_up(draws, first=settings.product == "sample", flat=flat)
+
+    def drawn(num_steps: int) -> list[State]:
+        made: list[State] = []
+        for draw in range(settings.num_samples):
+            generator = torch.Generator().manual_seed(stream_seed(seed, "sample", number, draw))
+            one = sampler.sample(
+                expression,
+                position,
+                mask,
+                mode,
+                num_steps=num_steps,
+                sampler=settings.sampler,
+                known=Known(genes=genes) if mode == "expr_to_pos" else Known(),
+                generator=generator,
+                watch=lambda _step, _state: advance(1),
+            )
+            made.append(State(*one))
+        return made
+
+    draws = drawn(settings.num_steps)
+    products = drawn(1) if settings.product == "estimate" else draws[:1]
+    turn = None if mode == "pos_to_expr" else sampler.reflection
+    return summed_up(products, draws, reflection=turn, flat=cells.dims == 2)
 
 
 def summed_up(
-    draws: list[tuple[Tensor, Tensor]], *, first: bool, flat: bool
+    products: list[State], draws: list[State], *, reflection: bool | None, flat: bool
 ) -> tuple[np.ndarray, ...]:
-    """Return mean (or the first draw) and standard deviation of expression, then of position."""
-    expressions, positions = (torch.cat([draw[part] for draw in draws]).double() for part in (0, 1))
-    if flat:
-        positions = positions @ plane_of(positions.mean(0))
-    parts = []
-    for values in (expressions, positions):
-        parts += [values[0] if first else values.mean(0), values.std(0, correction=0)]
-    return tuple(part.float().cpu().numpy() for part in parts)
+    """Return the mean of the products and the spread of the draws: of expression, then of position.
+
+    Positions are turned onto the first product before they are averaged, and onto their mean before
+    they are compared; `reflection` None leaves them where they are, as given ones must be.
+    """
+    mean = State(
+        *(
+            average([product[part] for product in products], part, reflection=reflection)
+            for part in (0, 1)
+        )
+    )
+    spread = State(
+        *(
+            deviation([draw[part] for draw in draws], mean[part], part, reflection=reflection)
+            for part in (0, 1)
+        )
+    )
+    place, place_spread = mean.position, spread.position
+    if flat and reflection is not None:
+        turn = plane_of(place[0].double())
+        place = place.double() @ turn
+        # The spread of each axis turns with the square of the rotation's entries.
+        place_spread = (place_spread.double().square() @ turn.square()).sqrt()
+    parts = (mean.expression, spread.expression, place, place_spread)
+    return tuple(part[0].float().cpu().numpy() for part in parts)
+
+
+def onto(values: Tensor, target: Tensor, part: int, *, reflection: bool | None) -> Tensor:
+    """Turn generated positions onto others; expression, and what was given, stays as it is."""
+    if part == 0 or reflection is None:
+        return values.double()
+    mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    return turned(values.double(), target.double(), mask, mask, reflection)
+
+
+def average(values: list[Tensor], part: int, *, reflection: bool | None) -> Tensor:
+    """Mean of several products, turned onto the first."""
+    return torch.stack(
+        [onto(value, values[0], part, reflection=reflection) for value in values]
+    ).mean(0)
+
+
+def deviation(values: list[Tensor], mean: Tensor, part: int, *, reflection: bool | None) -> Tensor:
+    """Compute the deviation of draws about their own mean, in the frame of the product."""
+    moved = torch.stack([onto(value, mean, part, reflection=reflection) for value in values])
+    return moved.std(0, correction=0)
 
 
 def plane_of(position: Float[Tensor, "N 3"]) -> Float[Tensor, "3 3"]:

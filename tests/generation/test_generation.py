@@ -126,10 +126,25 @@ def test_the_same_seed_gives_the_same_cells_and_a_sample_is_one_draw(place: Path
     np.testing.assert_array_equal(one.position, two.position)
     other = generate(module, cells, "expr_to_pos", QUICK, 4)
     assert not np.array_equal(one.position, other.position)
-    single = QUICK.model_copy(update={"num_samples": 1})
+    single = QUICK.model_copy(update={"num_samples": 1, "product": "sample"})
     drawn = generate(module, cells, "pos_to_expr", single, 3)
     kept = generate(module, cells, "pos_to_expr", QUICK.model_copy(update={"product": "sample"}), 3)
     np.testing.assert_array_equal(drawn.expression, kept.expression)
+
+
+def test_the_estimate_is_the_mean_of_one_call_predictions(place: Path):
+    module, genes = load_for_use(checkpoint(place))
+    cells = read_processed(place / "processed", genes, "test")
+    estimate = generate(module, cells, "pos_to_expr", QUICK, 3)
+    one_call = QUICK.model_copy(update={"num_steps": 1})
+    np.testing.assert_allclose(
+        estimate.expression, generate(module, cells, "pos_to_expr", one_call, 3).expression
+    )
+    drawn = generate(
+        module, cells, "pos_to_expr", QUICK.model_copy(update={"product": "sample"}), 3
+    )
+    assert not np.allclose(estimate.expression, drawn.expression)
+    np.testing.assert_allclose(estimate.expression_std, drawn.expression_std)
 
 
 def test_a_flat_tissue_is_laid_into_the_plane():
