@@ -226,7 +226,7 @@ def embed_cells(
             for batch, rows in drawn_rows(loader, count):
                 values = embedding(module, batch.to(module.device), mode).cpu()
                 kept = values[batch.node_mask][: len(rows)].float().numpy()
-                kept.tofile(file)
+                file.write(kept.tobytes())
                 width = kept.shape[1:]
                 found.append(labels_of(batch, rows, split))
                 advance(len(rows))

@@ -23,6 +23,11 @@ def replacing(path: Path) -> Iterator[Path]:
         flush_to_disk(partial)
         partial.replace(path)
         flush_to_disk(path.parent)
+    except OSError as error:
+        # A full disk is noticed by a write, which does not know the name of its file.
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -40,6 +45,12 @@ def write_text(path: Path, content: str) -> None:
     """Write a text file, complete or not at all."""
     with replacing(path) as partial:
         partial.write_text(content, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: "bytes | memoryview") -> None:
+    """Write a binary file, complete or not at all."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 def sha256_of(path: Path) -> str:

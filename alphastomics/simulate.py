@@ -29,7 +29,8 @@ from numpy.random import Generator, SeedSequence, default_rng
 from alphastomics import __version__
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, replacing, write_text
+from alphastomics.files import PARTIAL_SUFFIX, write_text
+from alphastomics.h5ad import write_h5ad
 from alphastomics.progress import track
 
 if TYPE_CHECKING:
@@ -316,8 +317,7 @@ def write_tissue(
         for index in range(settings.slices):
             path = output_dir / f"{slice_name(settings, index)}.h5ad"
             if not path.exists():
-                with replacing(path) as partial:
-                    simulate_slice(settings, seed, index).write_h5ad(partial, compression="gzip")
+                write_h5ad(path, simulate_slice(settings, seed, index), compression="gzip")
             paths.append(path)
             advance(settings.cells)
     return paths

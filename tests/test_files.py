@@ -1,5 +1,6 @@
 """Whole files, visible work, and one seed for all."""
 
+import errno
 import hashlib
 import logging
 import random
@@ -30,6 +31,14 @@ def test_a_finished_write_replaces_the_old_file(tmp_path: Path):
     write_text(path, "new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_named_by_the_file_that_did_not_fit(tmp_path: Path):
+    path = tmp_path / "large"
+    with pytest.raises(OSError, match="large") as refusal, replacing(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert refusal.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_digest_is_that_of_hashlib(tmp_path: Path):

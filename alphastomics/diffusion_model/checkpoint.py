@@ -6,6 +6,7 @@ sha256 of all its content under `sha256`: torch itself does not notice a flipped
 """
 
 import hashlib
+import io
 import json
 import pickle
 import zipfile
@@ -22,7 +23,7 @@ from alphastomics import __version__
 from alphastomics.config_file import parse_document, to_document
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.files import replacing, write_text
+from alphastomics.files import write_bytes, write_text
 
 FORMAT = 1
 OWN_KEY, SEAL_KEY = "alphastomics", "sha256"
@@ -85,8 +86,10 @@ class SealedCheckpointIO(TorchCheckpointIO):
         content[SEAL_KEY] = digest(content)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as partial:
-            torch.save(content, partial)
+        # In memory first: on a full disk torch's own writer fails without saying why.
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_bytes(target, buffer.getbuffer())
 
     def load_checkpoint(self, path: Any, *_args: Any, **_kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint, refusing what was altered; never as code, whatever is asked for."""
@@ -169,11 +172,10 @@ def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
 
 def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Path) -> Path:
     """Write the averaged weights as safetensors, with a JSON of config, genes and scale."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in module.average.state_dict().items()}
-    with replacing(folder / WEIGHTS_FILE) as partial:
-        save_file(weights, partial, metadata={SEAL_KEY: digest(weights)})
+    write_bytes(folder / WEIGHTS_FILE, save(weights, metadata={SEAL_KEY: digest(weights)}))
     write_text(folder / CONFIG_FILE, json.dumps(card_of(module, genes), indent=2) + "\n")
     return folder / WEIGHTS_FILE

@@ -124,8 +124,10 @@ def _spearman_of_rows(
     plain[0] = 0
     if tied_t is None and tied_p is None:
         # Centred ranks add up to 0, so that only one of the two need be centred.
-        np.multiply(true_rank, plain, out=scratch.spare)
-        return scratch.spare.sum(1) / (plain**2).sum()
+        np.copyto(scratch.spare, true_rank)
+        # By torch: numpy's library would start threads of its own.
+        products = torch.from_numpy(scratch.spare) @ torch.from_numpy(plain)
+        return products.numpy() / (plain**2).sum()
     ranks_t, ranks_p = (
         torch.from_numpy(plain).expand(true_rank.shape) if ranks is None else ranks
         for ranks in (tied_t, tied_p)

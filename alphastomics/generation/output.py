@@ -1,5 +1,6 @@
 """Writing what was generated: into a copy of the input's h5ad, or as tensors; never half."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 
 from alphastomics.config import Mode
 from alphastomics.errors import InputError
-from alphastomics.files import replacing
+from alphastomics.files import write_bytes
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
+from alphastomics.h5ad import write_h5ad as write_file
 
 POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
     "spatial_pred",
@@ -40,8 +42,9 @@ def write_pt(path: Path, made: Generated, cells: InputCells) -> None:
         "slice_names": cells.slice_names,
         "names": cells.names,
     }
-    with replacing(path) as partial:
-        torch.save(content, partial)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_bytes(path, buffer.getbuffer())
 
 
 def write_h5ad(
@@ -64,8 +67,7 @@ def write_h5ad(
         data.layers[LAYER_KEY] = spread_out(made.expression, columns, data.n_vars)
         data.layers[LAYER_SPREAD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
     data.uns["alphastomics"] = {"mode": mode, "genes": np.array(list(genes), dtype=object)}
-    with replacing(path) as partial:
-        data.write_h5ad(partial)
+    write_file(path, data, compression=None)
 
 
 def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
