@@ -30,6 +30,14 @@ class RunInterrupted(Exception):
         self.status = status
 
 
+def validation_follows(trainer: pl.Trainer) -> bool:
+    """Say whether the epoch's validation comes next.
+
+    A checkpoint of this moment would be resumed without it: wait until it is done.
+    """
+    return trainer.is_last_batch and trainer.enable_validation
+
+
 class Keeper(pl.Callback):
     """Keeps the last checkpoint every few steps and the best ones by validation loss.
 
@@ -66,7 +74,8 @@ class Keeper(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
         """Write the last checkpoint when it is due."""
         step = trainer.global_step
-        if step != self.saved_step and step % self.every == 0:
+        due = step != self.saved_step and step % self.every == 0
+        if due and not validation_follows(trainer):
             self.saved_step = step
             trainer.save_checkpoint(self.folder.last)
 
@@ -121,6 +130,15 @@ class StopOnRequest(pl.Callback):
         self.received = number
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
+        """Stop between two steps."""
+        if not validation_follows(trainer):
+            self.stop_if_asked(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop after an epoch's validation."""
+        self.stop_if_asked(trainer)
+
+    def stop_if_asked(self, trainer: pl.Trainer) -> None:
         """Stop here if any rank was asked to."""
         asked = self.received is not None
         if trainer.world_size > 1:

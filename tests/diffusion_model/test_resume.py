@@ -85,6 +85,21 @@ def test_a_checkpoint_several_steps_old_is_as_good(run, monkeypatch):
     assert logged(resumed) == logged(whole)
 
 
+def test_a_run_cut_in_its_validation_resumes_to_the_same_bits(run):
+    whole = run("whole")
+
+    def validation_step(self, batch, batch_idx):
+        raise Cut
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AlphaSTomicsModule, "validation_step", validation_step)
+        with pytest.raises(Cut):
+            run("cut")
+    resumed = run("cut", Request(resume="last"))
+    assert equal(weights(resumed), weights(whole))
+    assert logged(resumed) == logged(whole)
+
+
 def test_the_same_seed_gives_the_same_run_whatever_the_workers(run):
     first = run("first", seed={"global_seed": 3})
     second = run("second", seed={"global_seed": 3}, data={"loading": {"num_workers": 3}})
@@ -132,17 +147,20 @@ def test_sigterm_saves_marks_the_run_and_exits_with_143(processed, tmp_path: Pat
     assert "Traceback" not in errors
 
 
+def finish(process: subprocess.Popen) -> int:
+    process.communicate(timeout=300)
+    return process.returncode
+
+
 @pytest.mark.slow
 def test_kill_9_and_resume_gives_the_same_bits(processed, tmp_path: Path):
-    whole = start(command(processed, tmp_path, "whole", 6))
-    assert whole.wait(timeout=300) == 0
+    assert finish(start(command(processed, tmp_path, "whole", 6))) == 0
     killed = start(command(processed, tmp_path, "killed", 6))
     folder = RunFolder(tmp_path / "killed")
     wait_for_steps(folder, 4)
     killed.kill()
-    killed.wait()
-    again = start(command(processed, tmp_path, "killed", 6))
-    assert again.wait(timeout=300) == 0
-    one, other = RunFolder(tmp_path / "whole"), folder
-    assert equal(weights(one), weights(other))
-    assert logged(one) == logged(other)
+    assert finish(killed) == -signal.SIGKILL
+    assert finish(start(command(processed, tmp_path, "killed", 6))) == 0
+    whole = RunFolder(tmp_path / "whole")
+    assert equal(weights(whole), weights(folder))
+    assert logged(whole) == logged(folder)
