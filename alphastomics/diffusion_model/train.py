@@ -82,6 +82,11 @@ class TrainedModule(AlphaSTomicsModule):
             shard_model(self.average, mesh["data_parallel"], reshard=True)
             self.is_sharded = True
 
+    def on_fit_start(self) -> None:
+        """Compile the network that is trained, where asked for; its weights stay where they are."""
+        if self.config.training.compile:
+            self.model.compile()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale."""
         checkpoint[OWN_KEY] = card_of(self, self.genes)

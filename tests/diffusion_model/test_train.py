@@ -98,6 +98,14 @@ def test_a_run_stops_when_validation_no_longer_improves(run):
     assert len(values_of(folder, "val/loss")) < 50
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_compiled_network_learns_the_same(run):
+    plain, compiled = run("plain"), run("compiled", training={"compile": True})
+    found, wanted = (values_of(folder, "train/loss") for folder in (compiled, plain))
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
 def test_accumulated_batches_make_one_update(run):
     folder = run("accumulated", training={"accumulate_grad_batches": 2})
     assert json.loads((folder.path / "status.json").read_text())["step"] == 4
