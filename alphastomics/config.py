@@ -265,7 +265,7 @@ class SamplingConfig(Section):
         65_536,
         ge=2,
         le=LARGEST_COUNT,
-        description="Cells placed at once; more are placed in chunks that share anchor cells.",
+        description="Cells of a slice at most: attention and memory grow with them.",
     )
 
 
