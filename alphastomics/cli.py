@@ -15,7 +15,8 @@ from typing import Annotated, Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from alphastomics.cli_flags import COMMANDS, Command, Flag
+from alphastomics.cli_flags import COMMANDS
+from alphastomics.cli_schema import Command, Flag
 from alphastomics.config import Config
 from alphastomics.config_file import document_fields, parse_document, read_document
 from alphastomics.config_message import choices

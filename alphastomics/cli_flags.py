@@ -1,101 +1,14 @@
 """Every command and flag of AlphaSTomics, as data: the contract's section 2 and what came since."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
 
 PREPROCESSING = "data.preprocessing"
 LOADING = "data.loading"
 LAYER = "TransformerLayer_setting"
 DEMO_DIR = "./demo"
 DEFAULT_SPLIT = "test"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag.
-
-    Parameters
-    ----------
-    name
-        Name of the argument, in underscores.
-    path
-        The setting it overrides, as in the file; none if it is no setting.
-    value
-        For a switch: the value that the setting gets; none for a flag that takes a value.
-    help, default
-        Words that replace the schema's, or stand in for them where there is no setting.
-    kind, minimum, expected
-        How the text of a flag that is no setting is read, its least value, and words for that.
-    excludes
-        Flags with the same word here cannot be given together.
-    """
-
-    name: str
-    path: str | None = None
-    value: Any = None
-    help: str = ""
-    default: str | None = None
-    required: bool = False
-    many: bool = False
-    kind: Callable[[str], Any] | None = None
-    minimum: float | None = None
-    expected: str = "a value"
-    excludes: str | None = None
-    metavar: str | None = None
-    second_names: tuple[str, ...] = ()
-    hyphenated: bool = False
-
-    @property
-    def is_switch(self) -> bool:
-        """Say whether the flag stands alone, with no value after it."""
-        return self.value is not None
-
-    @property
-    def spellings(self) -> list[str]:
-        """Return the documented spellings, the first one first."""
-        first = self.name.replace("_", "-") if self.hyphenated else self.name
-        return [first, *self.second_names]
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command: a line about it, and its flags."""
-
-    summary: str
-    flags: list[Flag] = field(default_factory=list)
-
-    @property
-    def reads_config(self) -> bool:
-        """Say whether the command takes settings from a file."""
-        return any(flag.name == "config" for flag in self.flags)
-
-
-def path_flag(name: str, words: str, **options: Any) -> Flag:
-    """Describe a flag that takes a path."""
-    return Flag(name, help=words, kind=Path, expected="a path", metavar="PATH", **options)
-
-
-def count_flag(name: str, words: str, default: str, minimum: int = 1) -> Flag:
-    """Describe a flag that takes a whole number and is no setting."""
-    expected = f"a whole number of at least {minimum}"
-    return Flag(
-        name, help=words, default=default, kind=int, minimum=minimum, expected=expected, metavar="N"
-    )
-
-
-def split_name(text: str) -> str:
-    """Read the name of a split."""
-    if text not in ("train", "validation", "test"):
-        raise ValueError(text)
-    return text
-
-
-def switch(name: str, words: str) -> Flag:
-    """Describe a switch that is no setting."""
-    return Flag(name, help=words, value=True)
-
 
 CONFIG = path_flag(
     "config", "YAML file with settings.", default="config.yaml in the working folder, if any"
@@ -311,8 +224,19 @@ COMMANDS = {
         [
             CHECKPOINT,
             path_flag(
-                "input_data", "A .pt file, an .h5ad file, or a processed folder.", required=True
+                "input_data",
+                "A .pt file, an .h5ad file, or a processed folder.",
+                default="required unless --num_cells is given",
+                excludes="cells",
             ),
+            count_flag(
+                "num_cells",
+                "Joint mode without input: how many cells to make in a slice.",
+                default="as many as the input has",
+                minimum=2,
+                excludes="cells",
+            ),
+            count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
             CONFIG,
             Flag("sample_mode", "sampling.mode"),
             Flag("num_steps", "sampling.num_steps"),

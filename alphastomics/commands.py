@@ -86,6 +86,7 @@ def train(call: Call) -> str | None:
 
 def sample(call: Call) -> str:
     """Generate cells; print where they are."""
+    from alphastomics.generation.commands import blank_of
     from alphastomics.generation.commands import sample as run_sample
 
     arguments = call.arguments
@@ -96,6 +97,7 @@ def sample(call: Call) -> str:
         output=arguments.output,
         split=arguments.split or DEFAULT_SPLIT,
         overwrite=arguments.overwrite,
+        blank=blank_of(arguments.num_cells, arguments.num_slices),
     )
     return json.dumps(summary, indent=2)
 

@@ -88,7 +88,9 @@ CONTRACT = {
     "sample": SEEDS
     | {
         "checkpoint": "required",
-        "input_data": "required",
+        "input_data": "required unless --num_cells is given",
+        "num_cells": "as many as the input has",
+        "num_slices": "1",
         "sample_mode": "joint",
         "num_steps": "50",
         "sampler": None,
@@ -152,6 +154,7 @@ SAMPLE_VALUES = {
     "training_mode": "joint",
     "split_by": "slice",
     "dims": "3",
+    "num_cells": "9",
     "layout": "slice",
     "storage": "sparse",
     "precision": "bf16",
@@ -258,6 +261,11 @@ MISTAKES = {
     "simulate --output_dir a --dims 4": "--dims: expected one of: 2, 3",
     "upload --data_dir a": "required: --repo_id",
     "train --seed -3": "--seed",
+    "sample --checkpoint a": "give --input_data, or --num_cells",
+    "sample --checkpoint a --input_data b --num_cells 9": "not allowed with",
+    "sample --checkpoint a --num_cells 1": "--num_cells: expected a whole number of at least 2",
+    "sample --checkpoint a --input_data b --num_slices 2": "--num_slices: counts with --num_cells",
+    "sample --checkpoint a --num_cells 9 --sample_mode pos_to_expr": "--num_cells: makes new",
 }
 
 

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,39 @@ class InputCells:
     def rows_of(self, number: int) -> Int64[np.ndarray, " M"]:
         """Return the cells of a slice."""
         return np.flatnonzero(self.slice_id == number)
+
+
+class Blank(NamedTuple):
+    """New tissue to make from nothing: cells in a slice, and slices."""
+
+    num_cells: int
+    num_slices: int = 1
+
+
+def blank_cells(blank: Blank, num_genes: int, *, dims: int) -> InputCells:
+    """Make cells of which nothing is known, for `joint` to fill.
+
+    Parameters
+    ----------
+    blank
+        How many cells and slices.
+    num_genes
+        The checkpoint's genes.
+    dims
+        2 lays each generated slice into the plane; 3 leaves it as a body.
+    """
+    require_enough(blank.num_cells, "--num_cells")
+    total = blank.num_cells * blank.num_slices
+    return InputCells(
+        np.zeros((total, num_genes), np.float32),
+        np.ones((blank.num_slices, num_genes), dtype=bool),
+        None,
+        dims,
+        np.repeat(np.arange(blank.num_slices, dtype=np.int64), blank.num_cells),
+        [f"generated_{number}" for number in range(blank.num_slices)],
+        [f"cell_{number}" for number in range(total)],
+        None,
+    )
 
 
 def read_h5ad(

@@ -7,14 +7,21 @@ from typing import Any
 
 import torch
 
-from alphastomics.config import Config
+from alphastomics.config import Config, Mode
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
-from alphastomics.generation.cells import InputCells, read_h5ad, read_processed, read_pt
+from alphastomics.generation.cells import (
+    Blank,
+    InputCells,
+    blank_cells,
+    read_h5ad,
+    read_processed,
+    read_pt,
+)
 from alphastomics.generation.evaluate import evaluate
-from alphastomics.generation.generate import generate, require_mode
+from alphastomics.generation.generate import as_tissue, generate, require_mode
 from alphastomics.generation.output import refuse_existing, write_h5ad, write_pt
 
 logger = logging.getLogger(__name__)
@@ -45,8 +52,10 @@ def read_cells(
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
 
-def default_output(source: Path) -> Path:
-    """Name the output beside the input."""
+def default_output(source: Path | None) -> Path:
+    """Name the output beside the input; new tissue goes into the working folder."""
+    if source is None:
+        return Path("generated.h5ad")
     if source.is_dir() and source.suffix != ".zarr":
         return source.parent / f"{source.name}_generated.h5ad"
     ending = ".pt" if source.suffix == ".pt" else ".h5ad"
@@ -57,32 +66,58 @@ def sample(
     config: Config,
     *,
     checkpoint: Path,
-    input_data: Path,
+    input_data: Path | None,
     output: Path | None,
     split: str,
     overwrite: bool,
+    blank: Blank | None = None,
 ) -> dict[str, Any]:
-    """Generate cells for an input and write them."""
+    """Generate cells for an input, or from nothing (`blank`), and write them."""
+    mode = config.sampling.mode
+    require_source(input_data, blank, mode)
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
     refuse_existing(target, overwrite=overwrite)
     module, genes = load_for_use(checkpoint)
-    cells = read_cells(input_data, module, genes, config, split)
-    mode = config.sampling.mode
+    if input_data is None:
+        assert blank is not None
+        cells = blank_cells(blank, len(genes), dims=3)
+    else:
+        cells = read_cells(input_data, module, genes, config, split)
     require_mode(module, mode, cells)
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
+    if input_data is None:
+        cells, made = as_tissue(cells, made)
     if target.suffix == ".pt":
         write_pt(target, made, cells)
     else:
-        source = input_data if input_data.suffix == ".h5ad" else None
+        source = input_data if input_data and input_data.suffix == ".h5ad" else None
         write_h5ad(target, source, made, cells, genes, mode)
     return {
         "output": str(target),
         "mode": mode,
         "cells": len(cells.names),
         "slices": len(cells.slice_names),
+        "dims": cells.dims,
     }
+
+
+def blank_of(num_cells: int | None, num_slices: int | None) -> Blank | None:
+    """Read what the flags say of new tissue."""
+    if num_cells is None:
+        if num_slices is not None:
+            raise InputError("--num_slices: counts with --num_cells; leave it out")
+        return None
+    return Blank(num_cells, 1 if num_slices is None else num_slices)
+
+
+def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> None:
+    """Refuse a call that does not say what to generate for, or says it twice."""
+    if (input_data is None) == (blank is None):
+        raise InputError("sample: give --input_data, or --num_cells to make new tissue, not both")
+    if blank is not None and mode != "joint":
+        raise InputError(f"--num_cells: makes new tissue, --sample_mode joint; {mode} needs input")
 
 
 def test(

@@ -3,9 +3,10 @@
 Each slice is one set. A draw goes down the whole way from noise; the spread of several draws,
 turned onto one another, is the uncertainty of each cell. The point estimate is what the network
 says of pure noise, in one call: the mean of the posterior, here averaged over several starts.
+`joint` has no posterior to average: it is one draw, without a spread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State, 
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.progress import Advance, track
+
+# A section with some noise across it is still a section; the thinnest body is thicker.
+FLAT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ def generate(
         Seed of the draws: the same one gives the same cells.
     """
     require_mode(module, mode, cells)
+    if mode == "joint":
+        # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
+        # another draw that it could be compared with.
+        settings = settings.model_copy(update={"product": "sample", "num_samples": 1})
     shape = cells.expression.shape
     parts = [np.zeros((shape[0], width), np.float32) for width in (shape[1], shape[1], 3, 3)]
     calls = settings.num_steps + (settings.product == "estimate")
@@ -86,6 +94,27 @@ def generate(
             for part, values in zip(parts, made, strict=True):
                 part[rows] = values
     return Generated(*parts)
+
+
+def as_tissue(cells: InputCells, made: Generated) -> tuple[InputCells, Generated]:
+    """Return cells that hold what was made of nothing; slices that all came out flat become 2D."""
+    place = torch.from_numpy(made.position).double()
+    rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
+    flat = all(is_flat(place[row]) for row in rows)
+    if flat:
+        place = place.clone()
+        for row in rows:
+            place[row] = (place[row] - place[row].mean(0)) @ plane_of(place[row])
+        place[:, 2] = 0
+        made = replace(made, position=place.float().numpy())
+    dims = 2 if flat else 3
+    return replace(cells, expression=made.expression, position=made.position, dims=dims), made
+
+
+def is_flat(position: Float[Tensor, "N 3"]) -> bool:
+    """Say whether cells lie in a plane: across it they spread FLAT_SHARE of what they do in it."""
+    spread = torch.linalg.svdvals(position - position.mean(0))
+    return bool(spread[2] <= FLAT_SHARE * spread[1])
 
 
 def generate_slice(

@@ -61,17 +61,23 @@ def write_h5ad(
     data = new_anndata(cells, genes) if source is None else anndata.read_h5ad(source)
     if mode != "pos_to_expr":
         data.obsm[POSITION_KEY] = made.position[:, : cells.dims]
-        data.obsm[SPREAD_KEY] = made.position_std[:, : cells.dims]
+        if mode != "joint":
+            data.obsm[SPREAD_KEY] = made.position_std[:, : cells.dims]
     if mode != "expr_to_pos":
         columns = columns_of(list(data.var_names), genes)
         data.layers[LAYER_KEY] = spread_out(made.expression, columns, data.n_vars)
-        data.layers[LAYER_SPREAD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
-    data.uns["alphastomics"] = {"mode": mode, "genes": np.array(list(genes), dtype=object)}
+        if mode != "joint":
+            data.layers[LAYER_SPREAD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
+    data.uns["alphastomics"] = {
+        "mode": mode,
+        "dims": cells.dims,
+        "genes": np.array(list(genes), dtype=object),
+    }
     write_file(path, data, compression=None)
 
 
 def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
-    """Make an AnnData of cells that came from a processed folder."""
+    """Make an AnnData of cells that did not come from one."""
     import pandas as pd
     from anndata import AnnData
 

@@ -12,10 +12,10 @@ from alphastomics.config import Config, PreprocessingConfig, SamplingConfig, Sim
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import read_h5ad, read_processed
+from alphastomics.generation.cells import Blank, blank_cells, read_h5ad, read_processed
 from alphastomics.generation.commands import load_for_use, sample
 from alphastomics.generation.commands import test as score
-from alphastomics.generation.generate import generate, plane_of
+from alphastomics.generation.generate import Generated, as_tissue, generate, plane_of
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
@@ -117,6 +117,40 @@ def test_a_processed_folder_and_tensors_are_inputs_too(place: Path, tmp_path: Pa
     summary = run_sample(place, tmp_path / "in.pt", None)
     content = torch.load(summary["output"], weights_only=True)
     assert content["positions"].shape == (30, 2)
+
+
+def test_new_tissue_is_made_of_nothing_but_a_number_of_cells(place: Path, tmp_path: Path, capsys):
+    made = tmp_path / "new.h5ad"
+    arguments = ["--checkpoint", checkpoint(place), "--num_cells", 25, "--num_slices", 2]
+    arguments += ["--sample_mode", "joint", "--num_steps", 4, "--output", made]
+    assert main(["sample", *map(str, arguments)]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"] == 50
+    data = anndata.read_h5ad(made)
+    _, genes = load_for_use(checkpoint(place))
+    assert list(data.var_names) == genes
+    assert data.obs["slice_id"].value_counts().to_dict() == {"generated_0": 25, "generated_1": 25}
+    assert np.isfinite(data.X).all()
+    assert float(data.X.std()) > 0.1
+    np.testing.assert_array_equal(data.X, data.layers["generated"])
+    np.testing.assert_array_equal(data.obsm["spatial"], data.obsm["spatial_pred"])
+    assert data.obsm["spatial"].shape == (50, data.uns["alphastomics"]["dims"])
+    assert not np.allclose(data.obsm["spatial"][:25], data.obsm["spatial"][25:])
+    assert "spatial_std" not in data.obsm
+
+
+def test_new_tissue_that_came_out_flat_is_2d_and_a_body_stays_3d():
+    gen = torch.Generator().manual_seed(0)
+    cells = blank_cells(Blank(200), 3, dims=3)
+    zeros = np.zeros((200, 3), np.float32)
+    turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen))
+    for thickness, dims in ((0.02, 2), (0.5, 3)):
+        body = torch.randn(200, 3, generator=gen) * torch.tensor([3.0, 1.0, thickness])
+        made = Generated(zeros, zeros, (body @ turn).numpy(), zeros)
+        filled, result = as_tissue(cells, made)
+        assert filled.dims == dims
+        lengths = np.linalg.norm(result.position - result.position.mean(0), axis=1)
+        np.testing.assert_allclose(lengths, (body - body.mean(0)).norm(dim=1), atol=0.1)
+        assert (result.position[:, 2] == 0).all() == (dims == 2)
 
 
 def test_the_same_seed_gives_the_same_cells_and_a_sample_is_one_draw(place: Path):

@@ -1,0 +1,97 @@
+"""What a flag and a command are: the words that `cli_flags.py` describes the interface with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Parameters
+    ----------
+    name
+        Name of the argument, in underscores.
+    path
+        The setting it overrides, as in the file; none if it is no setting.
+    value
+        For a switch: the value that the setting gets; none for a flag that takes a value.
+    help, default
+        Words that replace the schema's, or stand in for them where there is no setting.
+    kind, minimum, expected
+        How the text of a flag that is no setting is read, its least value, and words for that.
+    excludes
+        Flags with the same word here cannot be given together.
+    """
+
+    name: str
+    path: str | None = None
+    value: Any = None
+    help: str = ""
+    default: str | None = None
+    required: bool = False
+    many: bool = False
+    kind: Callable[[str], Any] | None = None
+    minimum: float | None = None
+    expected: str = "a value"
+    excludes: str | None = None
+    metavar: str | None = None
+    second_names: tuple[str, ...] = ()
+    hyphenated: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """Say whether the flag stands alone, with no value after it."""
+        return self.value is not None
+
+    @property
+    def spellings(self) -> list[str]:
+        """Return the documented spellings, the first one first."""
+        first = self.name.replace("_", "-") if self.hyphenated else self.name
+        return [first, *self.second_names]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: a line about it, and its flags."""
+
+    summary: str
+    flags: list[Flag] = field(default_factory=list)
+
+    @property
+    def reads_config(self) -> bool:
+        """Say whether the command takes settings from a file."""
+        return any(flag.name == "config" for flag in self.flags)
+
+
+def path_flag(name: str, words: str, **options: Any) -> Flag:
+    """Describe a flag that takes a path."""
+    return Flag(name, help=words, kind=Path, expected="a path", metavar="PATH", **options)
+
+
+def count_flag(name: str, words: str, default: str, minimum: int = 1, **options: Any) -> Flag:
+    """Describe a flag that takes a whole number and is no setting."""
+    return Flag(
+        name,
+        help=words,
+        default=default,
+        kind=int,
+        minimum=float(minimum),
+        expected=f"a whole number of at least {minimum}",
+        metavar="N",
+        **options,
+    )
+
+
+def split_name(text: str) -> str:
+    """Read the name of a split."""
+    if text not in ("train", "validation", "test"):
+        raise ValueError(text)
+    return text
+
+
+def switch(name: str, words: str) -> Flag:
+    """Describe a switch that is no setting."""
+    return Flag(name, help=words, value=True)
