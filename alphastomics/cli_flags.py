@@ -267,17 +267,27 @@ COMMANDS = {
         ],
     ),
     "upload": Command(
-        "Upload a processed folder to the Hugging Face Hub as a data set.",
+        "Upload a processed folder, or a trained model, to the Hugging Face Hub.",
         [
-            Flag(
+            path_flag(
                 "data_dir",
-                help="Folder that preprocess wrote.",
-                kind=Path,
-                expected="a path",
-                metavar="PATH",
-                required=True,
+                "Folder that preprocess wrote.",
+                default="required unless --checkpoint is given",
+                excludes="content",
+            ),
+            path_flag(
+                "checkpoint",
+                "Model to upload: a checkpoint, the folder of a run, or a model folder.",
+                default="required unless --data_dir is given",
+                excludes="content",
             ),
             Flag("repo_id", help="Name on the Hub, as owner/name.", kind=str, required=True),
+            Flag(
+                "license",
+                help="Licence for the card, as the Hub spells it, such as mit or cc-by-4.0.",
+                kind=str,
+                default="what the card on the Hub says, if any",
+            ),
             switch("private", "Make the repository private."),
             Flag("token", help="Access token.", kind=str, default="the usual Hub login"),
             VERBOSE,

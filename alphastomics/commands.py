@@ -118,13 +118,22 @@ def test(call: Call) -> str:
 
 
 def upload(call: Call) -> str:
-    """Send a processed folder to the Hub; print the dataset's address."""
+    """Send a processed folder or a model to the Hub; print its address there."""
+    arguments = call.arguments
+    options = {
+        "private": arguments.private,
+        "token": arguments.token,
+        "licence": arguments.license,
+    }
+    if arguments.checkpoint is not None:
+        from alphastomics.hub_model import upload_model
+
+        return upload_model(arguments.checkpoint, arguments.repo_id, **options)
+    if arguments.data_dir is None:
+        raise InputError("upload: give --data_dir (a processed folder) or --checkpoint (a model)")
     from alphastomics.preprocessing.upload import upload as run_upload
 
-    arguments = call.arguments
-    return run_upload(
-        arguments.data_dir, arguments.repo_id, private=arguments.private, token=arguments.token
-    )
+    return run_upload(arguments.data_dir, arguments.repo_id, **options)
 
 
 def extract(call: Call) -> str:

@@ -29,7 +29,8 @@ MAP = {
     "simulate": {"", "config", "errors", "files", "h5ad", "progress"},
     "evaluation": {"errors"},
     "utils": {"errors", "evaluation"},
-    "preprocessing": {"", "config", "errors", "files", "progress", "utils"},
+    "hub": {"errors", "files"},
+    "preprocessing": {"", "config", "errors", "files", "hub", "progress", "utils"},
     "attn_model": {"config", "errors", "utils"},
     "diffusion_model": {
         "",
@@ -63,6 +64,7 @@ MAP = {
         "seeds",
         "utils",
     },
+    "hub_model": {"diffusion_model", "errors", "files", "hub"},
     "demo": {
         "config",
         "config_file",
@@ -81,6 +83,7 @@ MAP = {
         "errors",
         "extract",
         "generation",
+        "hub_model",
         "preprocessing",
         "simulate",
     },

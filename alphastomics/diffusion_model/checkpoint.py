@@ -157,17 +157,24 @@ def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, d
 
 
 def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
-    """Build the module of a checkpoint, ready to use, and return it with its genes."""
+    """Build the module of a checkpoint, or of an exported folder, and return it with its genes."""
+    if (path / WEIGHTS_FILE).is_file():
+        return import_weights(path)
     content = read_checkpoint(path)
-    card = content[OWN_KEY]
-    config = parse_document(card["config"], str(path))
-    module = AlphaSTomicsModule(config, len(card["genes"]), position_scale=card["position_scale"])
+    module = module_of(content[OWN_KEY], path)
     try:
         module.load_state_dict(content["state_dict"])
     except RuntimeError as error:
         raise InputError(f"{path}: its weights do not fit its own config: it is damaged") from error
+    return module, content[OWN_KEY]["genes"]
+
+
+def module_of(card: dict[str, Any], path: Path) -> AlphaSTomicsModule:
+    """Build the module that a checkpoint says it is; its weights are still to come."""
+    config = parse_document(card["config"], str(path))
+    module = AlphaSTomicsModule(config, len(card["genes"]), position_scale=card["position_scale"])
     module.normalization = card["normalization"]
-    return module.eval(), card["genes"]
+    return module.eval()
 
 
 def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Path) -> Path:
@@ -179,3 +186,50 @@ def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Pat
     write_bytes(folder / WEIGHTS_FILE, save(weights, metadata={SEAL_KEY: digest(weights)}))
     write_text(folder / CONFIG_FILE, json.dumps(card_of(module, genes), indent=2) + "\n")
     return folder / WEIGHTS_FILE
+
+
+def import_weights(folder: Path) -> tuple[AlphaSTomicsModule, list[str]]:
+    """Build the module of a folder that `export_weights` wrote: both networks are the average."""
+    from safetensors import SafetensorError, safe_open
+
+    card = read_card(folder / CONFIG_FILE)
+    module = module_of(card, folder / CONFIG_FILE)
+    path = folder / WEIGHTS_FILE
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            seal = (file.metadata() or {}).get(SEAL_KEY)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path}: cannot be read as safetensors: it is truncated or damaged"
+        ) from error
+    if found.keys() != module.average.state_dict().keys():
+        raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
+    # The seal was made in the network's own order, which the file does not keep.
+    weights = {name: found[name] for name in module.average.state_dict()}
+    if digest(weights) != seal:
+        raise InputError(f"{path}: altered since it was written: its content differs from its seal")
+    try:
+        for network in (module.average, module.model):
+            network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InputError(
+            f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered"
+        ) from error
+    return module, card["genes"]
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """Read what exported weights say of themselves, or say what is wrong with it."""
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: it is damaged") from error
+    wanted = {"format", "config", "genes", "position_scale", "normalization"}
+    if not isinstance(card, dict) or not wanted <= card.keys() or card["format"] != FORMAT:
+        raise InputError(f"{path}: not the card of a model that this version ({__version__}) reads")
+    return card

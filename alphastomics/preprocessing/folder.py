@@ -1,6 +1,5 @@
 """A processed folder, here or on the Hub: its place enters, files and metadata leave."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,8 @@ import pyarrow as pa
 
 from alphastomics.errors import InputError
 from alphastomics.files import sha256_of
+from alphastomics.hub import HUB_ID
 from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
-
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 
 
 class DataFolder:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from alphastomics.errors import InputError
+from alphastomics.hub import hidden_in_logs, licence_of
 from alphastomics.main import main
 from alphastomics.preprocessing import upload as room
 from alphastomics.preprocessing.schema import parse_metadata
@@ -164,7 +165,7 @@ def test_a_refused_token_is_one_line_and_never_shown(server, folder, capsys):
 
 
 def test_a_token_in_a_log_line_is_hidden(caplog):
-    with room.hidden_in_logs(TOKEN):
+    with hidden_in_logs(TOKEN):
         logging.getLogger("any").warning("sent %s", TOKEN)
     assert "sent [token]" in caplog.text
     assert TOKEN not in caplog.text
@@ -266,12 +267,12 @@ def test_a_folder_that_is_none_is_refused(server, tmp_path, capsys):
 def test_the_missing_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError, match=re.escape("pip install 'alphastomics[hub]'")):
-        room.upload(folder, REPO, private=False, token=TOKEN)
+        room.upload(folder, REPO, private=False, token=TOKEN, licence=None)
 
 
 def card_of(folder: Path) -> tuple[dict, str]:
     metadata = parse_metadata((folder / "metadata.json").read_text(), "metadata.json")
-    text = room.dataset_card(metadata, REPO, room.licence_of(None))
+    text = room.dataset_card(metadata, REPO, licence_of(None))
     _, head, body = text.split("---\n", 2)
     return yaml.safe_load(head), body
 

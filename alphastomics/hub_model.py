@@ -1,0 +1,235 @@
+"""A model as a folder of plain files: a trained module enters, and comes back, here or by the Hub.
+
+model.safetensors has the averaged weights, config.json config, genes and scale, record.json how the
+model was trained and how it scored, README.md the same for people to read. Nothing is pickled.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from alphastomics.diffusion_model.checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    export_weights,
+    load_module,
+)
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.files import write_text
+from alphastomics.hub import (
+    CARD_FILE,
+    HUB_ID,
+    NO_LICENCE,
+    Licence,
+    connect,
+    licence_id,
+    licence_note,
+    listed,
+    markdown_table,
+    plain,
+)
+
+RECORD_FILE = "record.json"
+REPORT_FILE = "report.json"  # what `train` writes at the end of a run
+SHOWN_GENES = 20
+TRAINING_KEYS = ("steps", "epochs", "best_val_loss")
+NO_SCORES = (
+    "None yet: `alphastomics test` (or `.evaluate()`) writes them, and the next upload shows them."
+)
+
+
+class TrainedModel(NamedTuple):
+    """A module, its genes, and what is written down about it.
+
+    `record` has `training` (steps, epochs, best_val_loss), `scores` ({mode: {method: {metric:
+    value}}}) and `setup` (where in an AnnData its input stands), each where it is known.
+    """
+
+    module: AlphaSTomicsModule
+    genes: list[str]
+    record: dict[str, Any]
+
+
+def read_model(path: Path) -> TrainedModel:
+    """Read a model folder, a run folder or a checkpoint, with all that is written beside it."""
+    if (path / WEIGHTS_FILE).is_file():
+        module, genes = load_module(path)
+        record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
+        return TrainedModel(module, genes, record)
+    if path.is_dir():
+        path = best_checkpoint(path)
+    module, genes = load_module(path)
+    return TrainedModel(module, genes, record_beside(path))
+
+
+def best_checkpoint(run: Path) -> Path:
+    """Return the best checkpoint of a finished run folder."""
+    report = run / REPORT_FILE
+    if not report.is_file():
+        raise InputError(
+            f"{run}: neither a model folder (no {WEIGHTS_FILE}) nor that of a finished run (no "
+            f"{REPORT_FILE}): name a checkpoint"
+        )
+    # By its name: the run may have been moved since.
+    return run / "checkpoints" / Path(read_record(report)["best_checkpoint"]).name
+
+
+def record_beside(checkpoint: Path) -> dict[str, Any]:
+    """Gather what `train` and `test` wrote near a checkpoint."""
+    record: dict[str, Any] = {}
+    report = checkpoint.parent.parent / REPORT_FILE
+    if report.is_file():
+        found = read_record(report)
+        # The run's figures are those of its best checkpoint, not of any other.
+        if Path(str(found.get("best_checkpoint"))).name == checkpoint.name:
+            record["training"] = {key: found[key] for key in TRAINING_KEYS if key in found}
+    scores = checkpoint.with_name(f"{checkpoint.stem}_scores.json")
+    if scores.is_file():
+        record["scores"] = read_record(scores)
+    return record
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a JSON file that has to be a mapping."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"{path}: not JSON: it is damaged; remove it, or write it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected keys and values; remove it, or write it again")
+    return content
+
+
+def write_model(folder: Path, model: TrainedModel, name: str, licence: Licence) -> None:
+    """Write a model folder; only its own four files are replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / CARD_FILE, model_card(model, name, licence))
+    write_text(folder / RECORD_FILE, json.dumps(model.record, indent=2) + "\n")
+    export_weights(model.module, model.genes, folder)
+
+
+def upload_model(
+    path: Path, repo_id: str, *, private: bool, token: str | None, licence: str | None
+) -> str:
+    """Send a model to the Hub with its card; return its address.
+
+    Parameters
+    ----------
+    path
+        A checkpoint, the folder of a finished run, or a model folder.
+    repo_id
+        Name of the model, as owner/name; made if there is none.
+    private
+        Make it private; a public one of that name is refused.
+    token
+        Access token; None takes the usual Hub login.
+    licence
+        Licence for the card; None keeps what the card on the Hub says.
+    """
+    connection = connect(repo_id, token, writing=True)
+    return publish_model(connection, read_model(path), private=private, licence=licence)
+
+
+def publish_model(
+    connection: Any, model: TrainedModel, *, private: bool, licence: str | None
+) -> str:
+    """Write a model to a temporary folder and send it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="alphastomics-model-") as place:
+        folder, name = Path(place), connection.repo_id
+        write_model(folder, model, name, dict(NO_LICENCE))
+        files = {part: folder / part for part in (CONFIG_FILE, RECORD_FILE, WEIGHTS_FILE)}
+
+        def card(terms: Licence) -> str:
+            return model_card(model, name, terms)
+
+        address: str = connection.publish("model", files, card, private=private, licence=licence)
+    return address
+
+
+def find_model(where: str | Path, *, token: str | None, revision: str | None) -> Path:
+    """Return the folder of a model: one that is here, or one that is fetched from the Hub."""
+    path = Path(where)
+    if path.exists():
+        return path
+    if not HUB_ID.fullmatch(str(where)):
+        raise InputError(
+            f"{where}: there is no such folder, and it is no name on the Hub (owner/name)"
+        )
+    connection = connect(str(where), token, writing=False)
+    return connection.fetch([CONFIG_FILE, RECORD_FILE, WEIGHTS_FILE], revision)
+
+
+def stated(licence: str | None) -> Licence:
+    """Return the fields of a licence that the caller names, or of none."""
+    return dict(NO_LICENCE) if licence is None else {"license": licence_id(licence)}
+
+
+def model_card(model: TrainedModel, name: str, licence: Licence) -> str:
+    """Write the model card: what it is, how it was trained, how it scored, how to use it."""
+    fields = {
+        **licence,
+        "library_name": "alphastomics",
+        "tags": ["alphastomics", "biology", "spatial-transcriptomics"],
+    }
+    settings = model.module.config
+    weights = sum(value.numel() for value in model.module.average.parameters())
+    sizes = settings.model
+    parts = [
+        f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---",
+        f"# {plain(name.rpartition('/')[2])}",
+        f"A diffusion transformer of AlphaSTomics for expression and position of cells in tissue: "
+        f"{weights:,} parameters ({sizes.n_layers} layers, width {sizes.d_model}), "
+        f"{len(model.genes):,} genes, trained for `{settings.training.mode}`.",
+        licence_note(licence, "model"),
+        f"## Training\n{_training(model.record)}",
+        f"## Scores\n{_scores(model.record.get('scores'))}",
+        f"## Genes\n{listed(model.genes, SHOWN_GENES, CONFIG_FILE)}",
+        f"## Use\n{_use(name)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _training(record: Mapping[str, Any]) -> str:
+    known = record.get("training") or {}
+    rows = [[key, _number(known[key])] for key in TRAINING_KEYS if known.get(key) is not None]
+    rest = f"All settings are in `{CONFIG_FILE}`."
+    return f"{markdown_table(['', 'value'], rows)}\n\n{rest}" if rows else rest
+
+
+def _scores(scores: Any) -> str:
+    """Show each mode's metrics, ours beside the baselines."""
+    if not scores:
+        return NO_SCORES
+    parts = []
+    for mode, methods in scores.items():
+        metrics = list(dict.fromkeys(name for values in methods.values() for name in values))
+        rows = [
+            [plain(metric), *(_number(values.get(metric)) for values in methods.values())]
+            for metric in metrics
+        ]
+        header = ["metric", *map(plain, methods)]
+        parts.append(f"### {plain(mode)}\n{markdown_table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _use(name: str) -> str:
+    return f"""```python
+import anndata
+from alphastomics import AlphaSTomics
+
+model = AlphaSTomics.from_pretrained("{name}")
+cells = anndata.read_h5ad("cells.h5ad")  # counts in X
+model.predict_positions(cells)  # cells.obsm["spatial_pred"], cells.obsm["spatial_std"]
+```"""
