@@ -1,6 +1,5 @@
 """Every command and flag of AlphaSTomics, as data: the contract's section 2 and what came since."""
 
-from pathlib import Path
 
 from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
 
