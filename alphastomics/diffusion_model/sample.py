@@ -105,6 +105,7 @@ class DiffusionSampler:
         sampler: Solver = _SAMPLING.sampler,
         known: Known = Known(),  # noqa: B008 - an empty tuple
         generator: Generator | None = None,
+        noise: State | None = None,
         watch: Callable[[int, State], None] | None = None,
     ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N 3"]]:
         """Draw cells.
@@ -126,6 +127,8 @@ class DiffusionSampler:
             Parts that are known beside the condition.
         generator
             Source of randomness; the global state is never touched when it is given.
+        noise
+            Standard normal noise to start from; drawn when it is not given.
         watch
             Called after each step with its number and the clean cells predicted there.
 
@@ -137,7 +140,7 @@ class DiffusionSampler:
         """
         run = _Run(self, expr, pos, mask, mode, known, generator)
         run.require(num_steps, sampler)
-        clean = run.solve(num_steps, sampler, watch)
+        clean = run.solve(num_steps, sampler, noise, watch)
         return run.outside(clean)
 
 
@@ -184,14 +187,18 @@ class _Run:
         """Say whether expression and positions are generated."""
         return self.mode != "expr_to_pos", self.mode != "pos_to_expr"
 
-    def start(self) -> State:
-        """Draw pure noise for what is generated; what is given stays as it is."""
+    def start(self, noise: State | None) -> State:
+        """Begin with noise for what is generated; what is given stays as it is."""
         shape = tuple(self.inner.expression.shape)
         dtype = self.inner.expression.dtype
-        noise = State(
-            draw_noise(shape, self.mask, self.generator, dtype),
-            centered_noise((*shape[:2], 3), self.mask, self.generator, dtype),
-        )
+        if noise is None:
+            noise = State(
+                draw_noise(shape, self.mask, self.generator, dtype),
+                centered_noise((*shape[:2], 3), self.mask, self.generator, dtype),
+            )
+        else:
+            kept = noise.expression * self.mask[..., None], centered(noise.position, self.mask)
+            noise = State(*(part.to(dtype) for part in kept))
         return State(
             *(fresh if make else kept
               for fresh, kept, make in zip(noise, self.inner, self.generated, strict=True))
@@ -230,10 +237,11 @@ class _Run:
         return torch.where(self.placed[..., None], self.inner.position, moved)
 
     def solve(
-        self, num_steps: int, solver: str, watch: Callable[[int, State], None] | None
-    ) -> State:
+        self, num_steps: int, solver: str, noise: State | None,
+        watch: Callable[[int, State], None] | None,
+    ) -> State:  # fmt: skip
         """Go from noise to clean cells."""
-        noisy = self.start()
+        noisy = self.start(noise)
         times = step_times(self.noise_model.num_timesteps, num_steps)
         clean, before = noisy, None
         for step, (t, s) in enumerate(pairwise(times)):

@@ -1,11 +1,14 @@
 """Generating: a trained module and cells enter; places, expression, or both leave, with a spread.
 
-Each slice is one set. A draw goes down the whole way from noise; the spread of several draws,
-turned onto one another, is the uncertainty of each cell. The point estimate is what the network
-says of pure noise, in one call: the mean of the posterior, here averaged over several starts.
+Each slice is one set, or, if it is too large, several that share anchors. A draw goes down the
+whole way from noise; the spread of several draws, turned onto one another, is the uncertainty of
+each cell. The point estimate is what the network says of pure noise, in one call: the mean of the
+posterior, here averaged over several starts.
 `joint` has no posterior to average: it is one draw, without a spread.
 """
 
+import logging
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,12 +17,20 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from alphastomics.config import Mode, SamplingConfig
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State, turned
+from alphastomics.diffusion_model.sample import State, turned
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
+from alphastomics.generation.chunks import Seam
+from alphastomics.generation.slices import (
+    Drawn,
+    SliceSampler,
+    radius_of_gyration,
+    spread_of_genes,
+)
 from alphastomics.progress import Advance, track
+
+logger = logging.getLogger(__name__)
 
 # A section with some noise across it is still a section; the thinnest body is thicker.
 FLAT_SHARE = 0.1
@@ -27,12 +38,16 @@ FLAT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated cells and the spread of the draws, in the order of the input."""
+    """Generated cells and the spread of the draws, in the order of the input.
+
+    `seams` are those of slices that were too large for one set.
+    """
 
     expression: Float32[np.ndarray, "N G"]
     expression_std: Float32[np.ndarray, "N G"]
     position: Float32[np.ndarray, "N 3"]
     position_std: Float32[np.ndarray, "N 3"]
+    seams: tuple[Seam, ...] = ()
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
@@ -80,20 +95,36 @@ def generate(
         settings = settings.model_copy(update={"product": "sample", "num_samples": 1})
     shape = cells.expression.shape
     parts = [np.zeros((shape[0], width), np.float32) for width in (shape[1], shape[1], 3, 3)]
+    slices = [
+        SliceSampler(module, cells, number, mode, settings, seed)
+        for number in range(len(cells.slice_names))
+    ]
     calls = settings.num_steps + (settings.product == "estimate")
-    steps = calls * settings.num_samples * len(cells.slice_names)
+    steps = calls * settings.num_samples * sum(len(one.plan.parts) for one in slices)
+    seams: list[Seam] = []
     with track(f"sample {mode}", steps, "network calls") as advance:
-        for number, name in enumerate(cells.slice_names):
+        for number, one in enumerate(slices):
             rows = cells.rows_of(number)
-            if len(rows) > settings.max_set_size:
-                raise InputError(
-                    f"slice {name}: {len(rows)} cells, more than sampling.max_set_size "
-                    f"({settings.max_set_size}); raise it, or split the slice by obs['slice_id']"
-                )
-            made = generate_slice(module, cells, number, mode, settings, seed, advance)
+            made, seam = generate_slice(one, settings, advance, flat=cells.dims == 2)
             for part, values in zip(parts, made, strict=True):
                 part[rows] = values
-    return Generated(*parts)
+            if seam is not None:
+                seams.append(seam._replace(slice_name=cells.slice_names[number]))
+    report_seams(seams, mode)
+    return Generated(parts[0], parts[1], parts[2], parts[3], tuple(seams))
+
+
+def report_seams(seams: list[Seam], mode: Mode) -> None:
+    """Say how well the chunks of large slices fit."""
+    for seam in seams:
+        if mode == "joint":
+            logger.info("%s: drawn in %d chunks around given anchors", seam.slice_name, seam.chunks)
+            continue
+        logger.info(
+            "%s: drawn in %d chunks that share %d anchors; seam error %.4g (%.1f %% of the %s)",
+            *(seam.slice_name, seam.chunks, seam.anchors, seam.rms, 100 * seam.relative),
+            "spread of expression" if mode == "pos_to_expr" else "tissue's radius",
+        )
 
 
 def as_tissue(cells: InputCells, made: Generated) -> tuple[InputCells, Generated]:
@@ -118,51 +149,32 @@ def is_flat(position: Float[Tensor, "N 3"]) -> bool:
 
 
 def generate_slice(
-    module: AlphaSTomicsModule,
-    cells: InputCells,
-    number: int,
-    mode: Mode,
-    settings: SamplingConfig,
-    seed: int,
-    advance: Advance,
-) -> tuple[np.ndarray, ...]:
-    """Draw one slice several times; return product and spread of both modalities."""
-    device = module.position_scale.device
-    rows = cells.rows_of(number)
-    expression = torch.from_numpy(cells.expression[rows])[None].to(device)
-    place = np.zeros((len(rows), 3), np.float32) if cells.position is None else cells.position[rows]
-    position = torch.from_numpy(place)[None].to(device)
-    mask = torch.ones(1, len(rows), dtype=torch.bool, device=device)
-    genes = torch.from_numpy(cells.measured[number]).to(device).expand(1, len(rows), -1)
-    sampler = DiffusionSampler(
-        module.average,
-        module.noise_model,
-        position_scale=float(module.position_scale),
-        reflection=module.config.loss.reflection,
-    )
+    one: SliceSampler, settings: SamplingConfig, advance: Advance, *, flat: bool
+) -> tuple[tuple[np.ndarray, ...], Seam | None]:
+    """Draw one slice several times; return product and spread of both modalities, and the seam."""
+    draws = [one.draw(settings.num_steps, n, advance) for n in range(settings.num_samples)]
+    products = draws[:1]
+    if settings.product == "estimate":
+        products = [one.draw(1, n, advance) for n in range(settings.num_samples)]
+    turn = None if one.mode == "pos_to_expr" else one.sampler.reflection
+    cells = [[drawn.cells for drawn in several] for several in (products, draws)]
+    return summed_up(*cells, reflection=turn, flat=flat), seam_between(one, products)
 
-    def drawn(num_steps: int) -> list[State]:
-        made: list[State] = []
-        for draw in range(settings.num_samples):
-            generator = torch.Generator().manual_seed(stream_seed(seed, "sample", number, draw))
-            one = sampler.sample(
-                expression,
-                position,
-                mask,
-                mode,
-                num_steps=num_steps,
-                sampler=settings.sampler,
-                known=Known(genes=genes) if mode == "expr_to_pos" else Known(),
-                generator=generator,
-                watch=lambda _step, _state: advance(1),
-            )
-            made.append(State(*one))
-        return made
 
-    draws = drawn(settings.num_steps)
-    products = drawn(1) if settings.product == "estimate" else draws[:1]
-    turn = None if mode == "pos_to_expr" else sampler.reflection
-    return summed_up(products, draws, reflection=turn, flat=cells.dims == 2)
+def seam_between(one: SliceSampler, products: list[Drawn]) -> Seam | None:
+    """Return the seam of a slice that was drawn in chunks; NaN where its anchors were given."""
+    if len(one.plan.parts) == 1:
+        return None
+    sizes = len(one.plan.parts), len(one.plan.anchors)
+    squares = [drawn.seam for drawn in products if drawn.seam is not None]
+    if not squares:
+        return Seam("", *sizes, math.nan, math.nan)
+    rms, first = math.sqrt(sum(squares) / len(squares)), products[0].cells
+    if one.mode == "expr_to_pos":
+        size = radius_of_gyration(first.position)
+    else:
+        size = spread_of_genes(first.expression, one.measured)
+    return Seam("", *sizes, rms, rms / size if size else math.nan)
 
 
 def summed_up(

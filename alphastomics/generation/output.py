@@ -12,6 +12,7 @@ from alphastomics.config import Mode
 from alphastomics.errors import InputError
 from alphastomics.files import write_bytes
 from alphastomics.generation.cells import InputCells
+from alphastomics.generation.chunks import Seam
 from alphastomics.generation.generate import Generated
 from alphastomics.h5ad import write_h5ad as write_file
 
@@ -59,6 +60,14 @@ def write_h5ad(
     import anndata
 
     data = new_anndata(cells, genes) if source is None else anndata.read_h5ad(source)
+    put_into(data, made, cells, genes, mode)
+    write_file(path, data, compression=None)
+
+
+def put_into(
+    data: Any, made: Generated, cells: InputCells, genes: Sequence[str], mode: Mode
+) -> None:
+    """Write what was generated, and a record of it, into an AnnData, under the documented keys."""
     if mode != "pos_to_expr":
         data.obsm[POSITION_KEY] = made.position[:, : cells.dims]
         if mode != "joint":
@@ -72,8 +81,17 @@ def write_h5ad(
         "mode": mode,
         "dims": cells.dims,
         "genes": np.array(list(genes), dtype=object),
+        **seam_table(made),
     }
-    write_file(path, data, compression=None)
+
+
+def seam_table(made: Generated) -> dict[str, Any]:
+    """Return the seams of slices that were drawn in chunks, a column each; nothing without any."""
+    if not made.seams:
+        return {}
+    columns = zip(*made.seams, strict=True)
+    names = np.array(next(columns), dtype=object)
+    return {"seams": dict(zip(Seam._fields, [names, *map(np.array, columns)], strict=True))}
 
 
 def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:

@@ -153,6 +153,25 @@ def test_new_tissue_that_came_out_flat_is_2d_and_a_body_stays_3d():
         assert (result.position[:, 2] == 0).all() == (dims == 2)
 
 
+def test_a_slice_larger_than_a_set_is_drawn_in_chunks_and_its_seam_is_told(
+    place: Path, tmp_path: Path
+):
+    sampling = QUICK.model_copy(update={"mode": "expr_to_pos", "max_set_size": 40})
+    made = anndata.read_h5ad(
+        sample(
+            SETTINGS.model_copy(update={"sampling": sampling}), checkpoint=checkpoint(place),
+            input_data=place / "slices/slice_0.h5ad", output=tmp_path / "o.h5ad", split="test",
+            overwrite=False,
+        )["output"]
+    )  # fmt: skip
+    seams = made.uns["alphastomics"]["seams"]
+    assert list(seams["slice_name"]) == ["slice_0"]
+    assert list(seams["chunks"]) == [3]
+    assert seams["rms"][0] > 0
+    assert 0 < seams["relative"][0] < 2
+    assert np.isfinite(made.obsm["spatial_pred"]).all()
+
+
 def test_the_same_seed_gives_the_same_cells_and_a_sample_is_one_draw(place: Path):
     module, genes = load_for_use(checkpoint(place))
     cells = read_processed(place / "processed", genes, "test")

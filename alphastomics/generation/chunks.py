@@ -1,0 +1,105 @@
+"""Slices larger than a set: cells are dealt out to chunks, and drawn chunks become a slice again.
+
+A few anchors, drawn at random, are in every chunk, and the other cells are dealt out at random: so
+each chunk is a thinner picture of the whole slice. Where chunks disagree about the anchors, the
+slice has a seam, which is measured.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from alphastomics.diffusion_model.sample import State, turned
+from alphastomics.errors import InputError
+
+# More anchors fix the frame no better, and leave less room for the chunk's own cells.
+ANCHOR_SHARE = 0.125
+LEAST_ANCHORS = 4  # three fix a frame in space, and one says which side is up
+
+
+class Plan(NamedTuple):
+    """Anchors, which are in every chunk, and the further cells of each chunk."""
+
+    anchors: Int64[np.ndarray, " A"]
+    parts: list[Int64[np.ndarray, " M"]]
+
+    def rows(self, chunk: int) -> Int64[np.ndarray, " K"]:
+        """Return the cells of a chunk, its anchors first."""
+        return np.concatenate([self.anchors, self.parts[chunk]])
+
+
+class Seam(NamedTuple):
+    """How far the chunks of a slice disagree about the anchors they share.
+
+    Attributes
+    ----------
+    slice_name
+        The slice.
+    chunks, anchors
+        How many there are.
+    rms
+        Root mean square distance of an anchor in a chunk, after alignment, from its place in the
+        first: in the user's units; of expression, the root mean square over measured genes.
+    relative
+        The same over the tissue's radius of gyration, or over the spread of its expression.
+    """
+
+    slice_name: str
+    chunks: int
+    anchors: int
+    rms: float
+    relative: float
+
+
+def plan_chunks(num_cells: int, max_set_size: int, seed: int) -> Plan:
+    """Cut a slice into chunks of at most `max_set_size` cells; one without anchors if it fits."""
+    if num_cells <= max_set_size:
+        return Plan(np.empty(0, np.int64), [np.arange(num_cells)])
+    num_anchors = max(LEAST_ANCHORS, round(max_set_size * ANCHOR_SHARE))
+    room = max_set_size - num_anchors
+    if room < LEAST_ANCHORS:
+        raise InputError(
+            f"sampling.max_set_size ({max_set_size}): too small to cut {num_cells} cells into "
+            f"chunks; expected at least {2 * LEAST_ANCHORS}"
+        )
+    order = np.random.default_rng(seed).permutation(num_cells)
+    rest = order[num_anchors:]
+    parts = np.array_split(rest, math.ceil(len(rest) / room))
+    return Plan(np.sort(order[:num_anchors]), [np.sort(part) for part in parts])
+
+
+def onto_anchors(
+    chunk: Float[Tensor, "1 K 3"], anchors: Float[Tensor, "1 A 3"], *, reflection: bool
+) -> Float[Tensor, "1 K 3"]:
+    """Move a chunk rigidly so that its first cells come nearest to where the anchors lie."""
+    count = anchors.shape[1]
+    target = torch.zeros_like(chunk)
+    target[:, :count] = anchors
+    everything = torch.ones(chunk.shape[:2], dtype=torch.bool, device=chunk.device)
+    first = everything & (torch.arange(chunk.shape[1], device=chunk.device) < count)
+    return turned(chunk, target, everything, first, reflection)
+
+
+def joined(plan: Plan, chunks: list[State]) -> State:
+    """Put the cells of all chunks into one slice; the anchors are those of the first."""
+    num_cells = len(plan.anchors) + sum(map(len, plan.parts))
+    parts = []
+    for values in zip(*chunks, strict=True):
+        whole = values[0].new_empty(1, num_cells, values[0].shape[2])
+        whole[:, plan.rows(0)] = values[0]
+        for part, value in zip(plan.parts[1:], values[1:], strict=True):
+            whole[:, part] = value[:, len(plan.anchors) :]
+        parts.append(whole)
+    return State(*parts)
+
+
+def disagreement(values: list[Float[Tensor, "1 A K"]]) -> Float[Tensor, " K"]:
+    """Mean square difference of the anchors of later chunks from those of the first, by column."""
+    first = values[0].double()
+    return torch.stack(
+        [(later.double() - first).square().mean((0, 1)) for later in values[1:]]
+    ).mean(0)

@@ -1,0 +1,169 @@
+"""Drawing one slice: a trained module and a slice's cells enter, drawn cells leave.
+
+A slice that fits is one set. A larger one is drawn in chunks that share anchors, and that start
+from the noise of the same whole slice. Given one modality, each chunk stands for itself and is then
+turned onto the anchors of the first; in `joint` mode nothing holds two chunks together, so that
+later chunks are drawn around the anchors of the first, which are then given.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from alphastomics.config import Mode, SamplingConfig
+from alphastomics.diffusion_model.draws import stream_seed
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.chunks import disagreement, joined, onto_anchors, plan_chunks
+from alphastomics.progress import Advance
+
+
+class Drawn(NamedTuple):
+    """Cells of a slice, and the mean square error of its seams where it has any."""
+
+    cells: State
+    seam: float | None
+
+
+class SliceSampler:
+    """Draws one slice, again and again.
+
+    Parameters
+    ----------
+    module
+        The trained model, on the device to use.
+    cells, number
+        What is given, and which of its slices is drawn.
+    mode
+        What is generated.
+    settings
+        Solver and largest set.
+    seed
+        Seed of all draws.
+    """
+
+    def __init__(
+        self,
+        module: AlphaSTomicsModule,
+        cells: InputCells,
+        number: int,
+        mode: Mode,
+        settings: SamplingConfig,
+        seed: int,
+    ) -> None:
+        rows = cells.rows_of(number)
+        self.mode, self.solver, self.key = mode, settings.sampler, (seed, "sample", number)
+        self.device = module.position_scale.device
+        place = cells.position
+        found = np.zeros((len(rows), 3), np.float32) if place is None else place[rows]
+        self.whole = State(
+            *(torch.from_numpy(values)[None] for values in (cells.expression[rows], found))
+        )
+        self.measured = torch.from_numpy(cells.measured[number])
+        self.plan = plan_chunks(
+            len(rows), settings.max_set_size, stream_seed(seed, "anchors", number)
+        )
+        self.sampler = DiffusionSampler(
+            module.average,
+            module.noise_model,
+            position_scale=float(module.position_scale),
+            reflection=module.config.loss.reflection,
+        )
+
+    def draw(self, num_steps: int, draw: int, advance: Advance) -> Drawn:
+        """Draw the slice once; the draw's number decides which."""
+        generator = Generator().manual_seed(stream_seed(*self.key, draw))
+        if len(self.plan.parts) == 1:
+            return Drawn(self.draw_set(self.whole, num_steps, generator, None, 0, advance), None)
+        noise = self.whole_noise(generator)
+        chunks: list[State] = []
+        for chunk in range(len(self.plan.parts)):
+            rows = self.plan.rows(chunk)
+            given = State(*(part[:, rows] for part in self.whole))
+            num_known = 0
+            if chunk and self.mode == "joint":
+                num_known = len(self.plan.anchors)
+                for part, first in zip(given, chunks[0], strict=True):
+                    part[:, :num_known] = first[:, :num_known]
+            stream = Generator().manual_seed(stream_seed(*self.key, draw, chunk))
+            start = State(*(part[:, rows] for part in noise))
+            made = self.draw_set(given, num_steps, stream, start, num_known, advance)
+            chunks.append(self.fitted(made, chunks))
+        return Drawn(self.about_centre(joined(self.plan, chunks)), self.seam_of(chunks))
+
+    def whole_noise(self, generator: Generator) -> State:
+        """Draw the noise of all cells: that which the slice would start from as one set."""
+        return State(*(torch.randn(part.shape, generator=generator) for part in self.whole))
+
+    def draw_set(
+        self,
+        given: State,
+        num_steps: int,
+        generator: Generator,
+        noise: State | None,
+        num_known: int,
+        advance: Advance,
+    ) -> State:
+        """Draw one set on the device, and bring it back; the first `num_known` cells are given."""
+        shape = given.expression.shape
+        made = self.sampler.sample(
+            given.expression.to(self.device),
+            given.position.to(self.device),
+            torch.ones(shape[:2], dtype=torch.bool, device=self.device),
+            self.mode,
+            num_steps=num_steps,
+            sampler=self.solver,
+            known=self.known(shape, num_known),
+            generator=generator,
+            noise=None if noise is None else State(*(part.to(self.device) for part in noise)),
+            watch=lambda _step, _state: advance(1),
+        )
+        return State(*(part.cpu() for part in made))
+
+    def known(self, shape: tuple[int, ...], num_known: int) -> Known:
+        """Say what is known: the genes that were measured, or whole cells of an earlier chunk."""
+        if self.mode == "expr_to_pos":
+            return Known(genes=self.measured.to(self.device).expand(shape))
+        if not num_known:
+            return Known()
+        placed = (torch.arange(shape[1], device=self.device) < num_known).expand(shape[:2])
+        return Known(genes=placed[..., None].expand(shape), placed=placed)
+
+    def fitted(self, made: State, earlier: list[State]) -> State:
+        """Turn the places of a later chunk onto the anchors of the first."""
+        if not earlier or self.mode != "expr_to_pos":
+            return made
+        anchors = earlier[0].position[:, : len(self.plan.anchors)]
+        turned = onto_anchors(made.position, anchors, reflection=self.sampler.reflection)
+        return State(made.expression, turned)
+
+    def about_centre(self, whole: State) -> State:
+        """Centre generated places on the whole slice."""
+        if self.mode == "pos_to_expr":
+            return State(whole.expression, self.whole.position)
+        return State(whole.expression, whole.position - whole.position.mean(1, keepdim=True))
+
+    def seam_of(self, chunks: list[State]) -> float | None:
+        """Return the mean square disagreement about the anchors; none where they were given."""
+        if self.mode == "joint":
+            return None
+        count = len(self.plan.anchors)
+        if self.mode == "expr_to_pos":
+            return float(disagreement([chunk.position[:, :count] for chunk in chunks]).sum())
+        values = [chunk.expression[:, :count, self.measured] for chunk in chunks]
+        return float(disagreement(values).mean())
+
+
+def radius_of_gyration(position: Tensor) -> float:
+    """Root mean square distance of cells from their centre: the size of a tissue."""
+    centred = position.double() - position.double().mean(-2, keepdim=True)
+    return float(centred.square().sum(-1).mean().sqrt())
+
+
+def spread_of_genes(expression: Tensor, measured: Tensor) -> float:
+    """Root mean square deviation of the measured genes from their means."""
+    values = expression[..., measured].double()
+    return float((values - values.mean(-2, keepdim=True)).square().mean().sqrt())

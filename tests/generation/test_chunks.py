@@ -1,0 +1,178 @@
+"""Slices drawn in chunks: where the answer is known, the chunks fit, or miss by that much."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from alphastomics.config import Config, ModelConfig, SamplingConfig
+from alphastomics.diffusion_model.draws import stream_seed
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.evaluation.position import rmsd
+from alphastomics.generation.cells import Blank, InputCells, blank_cells
+from alphastomics.generation.chunks import plan_chunks
+from alphastomics.generation.generate import generate
+from alphastomics.generation.slices import radius_of_gyration
+
+CELLS, GENES, SCALE = 300, 5, 100.0
+CHUNKED = SamplingConfig(num_steps=5, num_samples=2, max_set_size=100)
+WHOLE = CHUNKED.model_copy(update={"max_set_size": CELLS})
+
+
+class Prediction(NamedTuple):
+    expression: Tensor
+    position: Tensor
+
+
+class Toy(nn.Module):
+    """Reads a cell's place off its first three genes, or its genes off its place, and errs as told.
+
+    Each call's places are turned and shifted at random, as those of a network that ignores frames.
+    """
+
+    def __init__(self, growth: float = 0.0, noise: float = 0.0) -> None:
+        super().__init__()
+        self.growth, self.noise = growth, noise
+        self.stream = torch.Generator().manual_seed(9)
+        self.seen: set[float] = set()
+
+    def forward(self, expression, position, diffusion_time, node_mask, *, gene_mask=None):
+        turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=self.stream))
+        self.seen.add(float(expression[0, -1, 3]))  # the last cell tells the chunks apart
+        place = expression[..., :3] * (1 + self.growth * (len(self.seen) - 1))
+        place = (place + self.noise * position) @ turn + torch.randn(3, generator=self.stream)
+        genes = torch.zeros_like(expression)
+        genes[..., :3] = position + self.noise * expression[..., :3]
+        return Prediction(genes, place)
+
+
+def toy_module(toy: nn.Module) -> AlphaSTomicsModule:
+    config = Config(model=ModelConfig(d_model=8, n_heads=1, n_layers=1))
+    module = AlphaSTomicsModule(config, GENES, position_scale=SCALE)
+    module.average = toy
+    return module.eval()
+
+
+def tissue() -> InputCells:
+    """Cells whose first three genes are their place about the centre, in the model's units."""
+    rng = np.random.default_rng(0)
+    place = (rng.normal(size=(CELLS, 3)) * [3.0, 2.0, 1.0]).astype(np.float32)
+    place -= place.mean(0)
+    expression = np.zeros((CELLS, GENES), np.float32)
+    expression[:, :3], expression[:, 3] = place, rng.normal(size=CELLS)
+    blank = blank_cells(Blank(CELLS), GENES, dims=3)
+    return replace(blank, expression=expression, position=place * SCALE)
+
+
+def test_every_cell_is_in_one_chunk_and_anchors_are_in_all():
+    plan = plan_chunks(1000, 100, seed=3)
+    assert sorted(np.concatenate([plan.anchors, *plan.parts]).tolist()) == list(range(1000))
+    assert max(len(plan.rows(chunk)) for chunk in range(len(plan.parts))) <= 100
+    again, other = plan_chunks(1000, 100, seed=3), plan_chunks(1000, 100, seed=4)
+    np.testing.assert_array_equal(plan.anchors, again.anchors)
+    assert not np.array_equal(plan.anchors, other.anchors)
+    assert [len(part) for part in plan_chunks(100, 100, seed=3).parts] == [100]
+    with pytest.raises(InputError, match="max_set_size"):
+        plan_chunks(100, 7, seed=0)
+
+
+@pytest.mark.parametrize("product", ["estimate", "sample"])
+def test_chunks_of_an_exact_denoiser_join_without_a_seam(product):
+    cells = tissue()
+    settings = CHUNKED.model_copy(update={"product": product})
+    made = generate(toy_module(Toy()), cells, "expr_to_pos", settings, 1)
+    assert rmsd(made.position, cells.position, reflection=True) < 1e-3 * SCALE
+    (seam,) = made.seams
+    assert (seam.chunks, seam.anchors) == (4, 12)
+    assert seam.rms < 1e-3 * SCALE
+    np.testing.assert_allclose(made.position.mean(0), 0, atol=1e-3 * SCALE)
+
+
+def test_the_seam_error_is_that_of_the_anchors_worked_by_hand():
+    cells = tissue()
+    # Chunk c is 1 + 0.1 c times the truth: an anchor is off by 0.1 c times its way to their centre.
+    settings = CHUNKED.model_copy(update={"num_samples": 1, "num_steps": 1, "product": "sample"})
+    made = generate(toy_module(Toy(growth=0.1)), cells, "expr_to_pos", settings, 1)
+    (seam,) = made.seams
+    radius = np.sqrt(((made.position - made.position.mean(0)) ** 2).sum(1).mean())
+    assert seam.relative == pytest.approx(seam.rms / radius, rel=1e-3)
+    anchors = plan_of(cells)
+    place = cells.position[anchors]
+    gyration = ((place - place.mean(0)) ** 2).sum(1).mean()
+    expected = np.sqrt(np.mean([(0.1 * chunk) ** 2 * gyration for chunk in (1, 2, 3)]))
+    assert seam.rms == pytest.approx(expected, rel=1e-3)
+
+
+def plan_of(cells: InputCells) -> np.ndarray:
+    return plan_chunks(len(cells.names), 100, stream_seed(1, "anchors", 0)).anchors
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpmpp"])
+def test_a_chunked_slice_is_near_the_whole_one(solver):
+    cells = tissue()
+    parts = {"sampler": solver, "product": "sample", "num_samples": 1}
+    chunked, whole = (
+        generate(
+            toy_module(Toy(noise=0.05)),
+            cells,
+            "expr_to_pos",
+            settings.model_copy(update=parts),
+            1,
+        )
+        for settings in (CHUNKED, WHOLE)
+    )
+    apart = rmsd(chunked.position, whole.position, reflection=True)
+    assert whole.seams == ()
+    assert apart < 0.05 * radius_of_gyration(torch.from_numpy(cells.position))
+    assert 0 < chunked.seams[0].relative < 0.05
+
+
+def test_expression_of_independent_cells_does_not_depend_on_the_chunks():
+    cells = tissue()
+    parts = {"product": "sample", "num_samples": 1}
+
+    class Alone(Toy):
+        def forward(self, expression, position, diffusion_time, node_mask, *, gene_mask=None):
+            return Prediction(0.5 * expression + 0.1, position)
+
+    chunked, whole = (
+        generate(toy_module(Alone()), cells, "pos_to_expr", one.model_copy(update=parts), 1)
+        for one in (CHUNKED, WHOLE)
+    )
+    np.testing.assert_allclose(chunked.expression, whole.expression, atol=1e-5)
+    np.testing.assert_array_equal(chunked.position, cells.position)
+    assert chunked.seams[0].rms == pytest.approx(0, abs=1e-6)
+
+
+def test_new_tissue_in_chunks_is_drawn_around_the_same_anchors():
+    seen: list[Tensor] = []
+
+    class Watching(Toy):
+        def forward(self, expression, position, diffusion_time, node_mask, *, gene_mask=None):
+            seen.append(expression[0, :12].clone())
+            return Prediction(torch.tanh(expression), torch.tanh(position))
+
+    cells = blank_cells(Blank(CELLS), GENES, dims=3)
+    made = generate(toy_module(Watching()), cells, "joint", CHUNKED, 1)
+    again = generate(toy_module(Watching()), cells, "joint", CHUNKED, 1)
+    np.testing.assert_array_equal(made.position, again.position)
+    assert np.isnan(made.seams[0].rms)
+    anchors = plan_of(cells)
+    # At the last step of a later chunk, the anchors are nearly what the first chunk made of them.
+    last = seen[4 * CHUNKED.num_steps - 1].numpy()
+    assert np.abs(last - made.expression[anchors]).mean() < 0.5
+    assert len(np.unique(made.expression[:, 0])) == CELLS
+
+
+def test_the_result_is_a_pure_function_of_the_seed():
+    cells = tissue()
+    one, two, other = (
+        generate(toy_module(Toy(noise=0.1)), cells, "expr_to_pos", CHUNKED, seed)
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(one.position, two.position)
+    assert not np.array_equal(one.position, other.position)
