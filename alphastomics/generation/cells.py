@@ -131,7 +131,7 @@ def read_h5ad(
         expression.astype(np.float32),
         np.tile(measured, (len(slices), 1)),
         None if position is None else np.pad(position, ((0, 0), (0, 3 - position.shape[1]))),
-        3 if position is not None and position.shape[1] == 3 else 2,
+        (3 if settings.position_is_3d else 2) if position is None else position.shape[1],
         codes,
         list(slices),
         names,

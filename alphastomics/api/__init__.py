@@ -1,0 +1,5 @@
+"""The notebook's door: AnnData enters, results under documented keys leave."""
+
+from alphastomics.api.model import AlphaSTomics
+
+__all__ = ["AlphaSTomics"]

@@ -1,0 +1,298 @@
+"""`AlphaSTomics`: slices as AnnData enter; a model, and what it says of other cells, leave.
+
+The verbs are scverse's. Each takes the way of the command of the same task, so that data, settings
+and seed decide the result, and not the door.
+"""
+
+import random
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from anndata import AnnData
+
+from alphastomics.api.settings import Settings, settled
+from alphastomics.api.setup import (
+    Setup,
+    calling,
+    check,
+    options_for,
+    positions,
+    register,
+    require_anndata,
+    setup_for,
+    write_cells,
+)
+from alphastomics.api.trained import TrainedVerbs
+from alphastomics.config import Config, PreprocessingConfig
+from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.train import Request, train
+from alphastomics.errors import InputError
+from alphastomics.generation.cells import read_processed
+from alphastomics.generation.commands import load_for_use
+from alphastomics.generation.evaluate import evaluate
+from alphastomics.hub_model import TRAINING_KEYS, TrainedModel, find_model, read_model
+from alphastomics.preprocessing.commands import preprocess
+
+_KEYS = PreprocessingConfig()
+INTERRUPTED = 130  # how `train` leaves after Ctrl-C
+
+
+@contextmanager
+def untouched_randomness() -> Iterator[None]:
+    """Give the notebook its random states back: training sets them."""
+    python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - to restore it
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)  # noqa: NPY002 - as above
+
+
+class AlphaSTomics(TrainedVerbs):
+    """A generative model of tissue: where cells sit, what they express, and new tissue.
+
+    Parameters
+    ----------
+    adata
+        Slices to train on: an AnnData, or several, with counts and coordinates.
+    settings
+        Settings as in config.yaml: a dict, a `Config`, or the path of a file.
+    folder
+        Where the processed cells and the run are kept; None is a temporary folder, which goes
+        with the model.
+    **keywords
+        Settings by the last part of their key, such as `d_model=128`, or by the flags of `train`,
+        such as `lr=1e-3`.
+
+    Attributes
+    ----------
+    config
+        All settings.
+    history
+        What was logged in training: a table with step, epoch, name and value.
+    """
+
+    def __init__(
+        self,
+        adata: Any,
+        settings: Settings = None,
+        *,
+        folder: str | Path | None = None,
+        **keywords: Any,
+    ) -> None:
+        single = isinstance(adata, AnnData) or not isinstance(adata, Sequence)
+        parts = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
+        if not parts:
+            raise InputError("adata: the list is empty; give at least one AnnData")
+        self.config = settled(settings, keywords)
+        self._data = {name: require_anndata(part, name) for name, part in parts.items()}
+        self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
+        self._dims = self._common_dims()
+        self._model: TrainedModel | None = None
+        self.history = pd.DataFrame()
+        if folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="alphastomics-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        else:
+            self._folder = Path(folder)
+        self._is_own_folder = folder is None
+
+    @classmethod
+    def setup_anndata(
+        cls,
+        adata: Any,
+        *,
+        position_key: str | None = _KEYS.position_key,
+        cell_type_key: str | None = _KEYS.cell_type_key,
+        slice_key: str | None = None,
+        layer: str | None = None,
+    ) -> None:
+        """Say where in an AnnData the cells are; the choices are kept in uns["alphastomics_setup"].
+
+        Parameters
+        ----------
+        adata
+            An AnnData to train on, or to predict for.
+        position_key
+            Key of obsm with the coordinates, two or three columns; None for dissociated cells.
+        cell_type_key
+            Column of obs with the cell types.
+        slice_key
+            Column of obs that names each cell's slice; None takes obs["slice_id"] where there is
+            one, and else makes all cells one slice.
+        layer
+            Layer with the counts; None is X.
+        """
+        setup = Setup(position_key, cell_type_key, slice_key, layer)
+        check(require_anndata(adata, "adata"), setup, "adata")
+        register(adata, setup)
+
+    def _common_dims(self) -> int:
+        """Check every AnnData, and that all of them are flat, or all bodies."""
+        found = {}
+        for name, data in self._data.items():
+            setup = self._setups[name]
+            if setup.position_key is None:
+                raise InputError(f"{name}: was set up without coordinates; training needs them")
+            check(data, setup, name)
+            found[name] = positions(data, setup.position_key, name).shape[1]
+        if len(set(found.values())) > 1:
+            raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {found})")
+        return next(iter(found.values()))
+
+    def train(
+        self,
+        max_epochs: int | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        **keywords: Any,
+    ) -> "AlphaSTomics":
+        """Preprocess the slices and train; the best weights are kept. Returns the model itself.
+
+        Parameters
+        ----------
+        max_epochs
+            Passes over the training cells; None leaves `training.max_epochs`.
+        resume
+            Go on from the run's last checkpoint, if it has one.
+        overwrite
+            Replace a run and processed cells that are in the folder already.
+        **keywords
+            More settings, as for the constructor.
+        """
+        if not self._data:
+            raise InputError("train: a model that was loaded has no slices; make one with them")
+        if max_epochs is not None:
+            keywords["max_epochs"] = max_epochs
+        self.config = self._placed(settled(self.config, keywords))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._preprocess(overwrite=overwrite)
+        request = Request("last" if resume else None, overwrite or self._is_own_folder)
+        with calling(self._folder / "processed", "adata"), untouched_randomness():
+            try:
+                summary = train(self.config, request)
+            except SystemExit as stop:
+                if stop.code == INTERRUPTED:
+                    raise KeyboardInterrupt("stopped; train(resume=True) goes on") from stop
+                raise
+            module, genes = load_for_use(Path(summary["best_checkpoint"]))
+        record = {
+            "training": {key: summary[key] for key in TRAINING_KEYS},
+            "setup": asdict(next(iter(self._setups.values()))),
+        }
+        self._model = TrainedModel(module, genes, record)
+        self.history = pd.read_csv(RunFolder(Path(summary["run"])).metrics)
+        return self
+
+    def _placed(self, config: Config) -> Config:
+        """Put the model's own folder, and the dimensions of its data, into the settings."""
+        options = config.data.preprocessing.model_copy(update={"position_is_3d": self._dims == 3})
+        data = config.data.model_copy(
+            update={
+                "processed_data_dir": str(self._folder / "processed"),
+                "preprocessing": options,
+            }
+        )
+        logging = config.logging.model_copy(update={"save_dir": str(self._folder)})
+        return config.model_copy(update={"data": data, "logging": logging})
+
+    def _preprocess(self, *, overwrite: bool) -> None:
+        with tempfile.TemporaryDirectory(prefix="alphastomics-slices-") as place:
+            # A name that stays: a processed folder knows its inputs by it.
+            slices = Path(place) / "adata"
+            slices.mkdir()
+            for number, (name, data) in enumerate(self._data.items()):
+                write_cells(slices / f"adata_{number:06d}.h5ad", data, self._setups[name])
+            with calling(slices, "adata"):
+                preprocess(
+                    options_for(
+                        self.config.data.preprocessing, list(self._setups.values()), self._dims
+                    ),
+                    input_dir=slices,
+                    output_dir=self._folder / "processed",
+                    gene_list_file=None,
+                    seed=self.config.seed.global_seed,
+                    overwrite=overwrite or self._is_own_folder,
+                    scheduler=None,
+                )
+
+    def evaluate(
+        self, adata: Any = None, **keywords: Any
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        """Score the model beside the baselines, as `alphastomics test` does.
+
+        Parameters
+        ----------
+        adata
+            Cells whose positions are known; None takes the test split of the training slices.
+        **keywords
+            Settings of `sampling`, such as `num_steps`, and `seed`.
+
+        Returns
+        -------
+        dict
+            {mode: {method: {metric: value}}}. `save` and `push_to_hub` put it into the card.
+        """
+        model, config = self._trained(), settled(self.config, keywords)
+        known = None
+        if adata is not None:
+            cells = self._cells(adata, config)
+        else:
+            place = self._folder / "processed"
+            if not self._data:
+                raise InputError("evaluate: a model that was loaded has no slices; give an AnnData")
+            cells = read_processed(place, model.genes, "test")
+            known = read_processed(place, model.genes, "train")
+        scores = evaluate(model.module, cells, known, config.sampling, config.seed.global_seed)
+        model.record["scores"] = scores
+        return scores
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "AlphaSTomics":
+        """Read a model that `save` wrote; run folders and checkpoints of `train` are models too."""
+        path = Path(folder)
+        if not path.exists():
+            raise InputError(f"{path}: there is no such folder; from_pretrained asks the Hub, too")
+        with untouched_randomness():
+            module, genes, record = read_model(path)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        new = cls.__new__(cls)
+        new.config = module.config
+        new.history = pd.DataFrame()
+        new._data, new._setups = {}, {}
+        new._dims = 3 if module.config.data.preprocessing.position_is_3d else 2
+        new._folder, new._is_own_folder = path, False
+        new._model = TrainedModel(module.to(device), genes, record)
+        return new
+
+    @classmethod
+    def from_pretrained(
+        cls, where: str | Path, *, token: str | None = None, revision: str | None = None
+    ) -> "AlphaSTomics":
+        """Read a model from a folder, or from the Hugging Face Hub.
+
+        Parameters
+        ----------
+        where
+            A folder, or owner/name on the Hub.
+        token
+            Access token; None takes the usual Hub login, if there is one.
+        revision
+            Branch, tag or commit on the Hub; None is the newest.
+        """
+        return cls.load(find_model(where, token=token, revision=revision))
+
+    def __repr__(self) -> str:
+        state = "not trained" if self._model is None else f"{len(self._model.genes)} genes, trained"
+        return f"AlphaSTomics({state})"

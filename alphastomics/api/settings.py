@@ -1,0 +1,84 @@
+"""Settings of the notebook: a file, a dict or a `Config`, and keywords enter; a `Config` leaves.
+
+A keyword is the last part of a key of config.yaml, where only one key ends like that, or a flag of
+`alphastomics train` that takes a value: `d_model`, `batch_size`, `num_steps`, `lr`, `seed`, ….
+"""
+
+import copy
+import difflib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from alphastomics.cli_flags import COMMANDS
+from alphastomics.config import Config
+from alphastomics.config_file import (
+    SECOND_NAMES,
+    document_fields,
+    parse_document,
+    read_document,
+    to_document,
+)
+from alphastomics.errors import InputError
+
+Settings = Config | Mapping[str, Any] | str | Path | None
+# A model keeps its data and its run in its own folder.
+PLACES = ("data.processed_data_dir", "logging.save_dir")
+
+
+def settled(settings: Settings, keywords: Mapping[str, Any]) -> Config:
+    """Overlay settings with keywords and check the whole."""
+    document = document_of(settings)
+    # The settings by themselves first: a keyword must not hide a mistake in them.
+    parse_document(document, "settings")
+    known = keyword_paths()
+    origins = {}
+    for name, value in keywords.items():
+        path = known.get(name)
+        if path is None:
+            raise InputError(f"{name}: unknown keyword; {advice(name, list(known))}")
+        *sections, last = path.split(".")
+        node = document
+        for section in sections:
+            if not isinstance(node.get(section), dict):
+                node[section] = {}
+            node = node[section]
+        node[last] = value
+        origins[path] = name
+    return parse_document(document, "settings", origins)
+
+
+def document_of(settings: Settings) -> dict[str, Any]:
+    """Return settings as the nested dict of config.yaml."""
+    if settings is None:
+        return {}
+    if isinstance(settings, Config):
+        return to_document(settings)
+    if isinstance(settings, str | Path):
+        return read_document(Path(settings))
+    return copy.deepcopy(dict(settings))
+
+
+def keyword_paths() -> dict[str, str]:
+    """Return what a keyword may be called, and the key that it sets."""
+    paths = [path for path in document_fields() if path not in (*SECOND_NAMES, *PLACES)]
+    times = Counter(path.rpartition(".")[2] for path in paths)
+    keys = {path.rpartition(".")[2]: path for path in paths}
+    flags = {
+        flag.name: flag.path
+        for flag in COMMANDS["train"].flags
+        if flag.path is not None and flag.path not in PLACES and not flag.is_switch
+    }
+    return {name: path for name, path in keys.items() if times[name] == 1} | flags
+
+
+def advice(name: str, known: list[str]) -> str:
+    """Say what a keyword may have meant."""
+    alike = [path for path in document_fields() if path.rpartition(".")[2] == name]
+    if len(alike) > 1:
+        return f"several settings end like that: give settings={{...}} with {' or '.join(alike)}"
+    if alike and alike[0] in PLACES:
+        return "data and run of a model are in its folder: give folder=..."
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else "`alphastomics config` prints all settings"

@@ -1,0 +1,204 @@
+"""Where in an AnnData the cells are: choices enter, checked; files that the commands read leave.
+
+The commands read files. So that the notebook's results are theirs, an AnnData takes the same way:
+what is needed of it is written to a temporary file, under the names that preprocessing expects.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData, ImplicitModificationWarning
+
+from alphastomics.config import Config, PreprocessingConfig
+from alphastomics.errors import InputError
+from alphastomics.h5ad import write_h5ad
+from alphastomics.preprocessing.genes import require_unique
+from alphastomics.preprocessing.survey import SLICE_KEY
+
+SETUP_KEY = "alphastomics_setup"
+POSITION, CELL_TYPE = "spatial", "cell_type"  # names in the temporary files
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where in an AnnData the cells are.
+
+    Parameters
+    ----------
+    position_key
+        Key of obsm with the coordinates; None for cells without any.
+    cell_type_key
+        Column of obs with the cell types; None for none.
+    slice_key
+        Column of obs that names each cell's slice; None makes all cells one slice.
+    layer
+        Layer with the counts; None is X.
+    """
+
+    position_key: str | None
+    cell_type_key: str | None
+    slice_key: str | None
+    layer: str | None
+
+
+def require_anndata(adata: Any, name: str) -> AnnData:
+    """Refuse what is no AnnData."""
+    if not isinstance(adata, AnnData):
+        raise InputError(
+            f"{name}: expected an AnnData, got {type(adata).__name__}; read a file with "
+            "anndata.read_h5ad"
+        )
+    return adata
+
+
+def check(adata: AnnData, setup: Setup, name: str) -> None:
+    """Refuse choices that an AnnData does not have."""
+    places = {
+        "position_key": ("obsm", setup.position_key, list(adata.obsm)),
+        "cell_type_key": ("obs", setup.cell_type_key, list(adata.obs)),
+        "slice_key": ("obs", setup.slice_key, list(adata.obs)),
+        "layer": ("layers", setup.layer, list(adata.layers)),
+    }
+    for choice, (place, key, found) in places.items():
+        if key is not None and key not in found:
+            there = ", ".join(map(str, found)) or "none"
+            raise InputError(
+                f"{name}: {place}[{key!r}] is missing (there: {there}); name it with {choice}=… in "
+                "setup_anndata"
+            )
+    if setup.slice_key is not None and adata.obs[setup.slice_key].isna().any():
+        raise InputError(
+            f"{name}: obs[{setup.slice_key!r}] is missing for some cells; name the slice of every "
+            "cell, or drop the column"
+        )
+    if setup.layer is None and adata.X is None:
+        raise InputError(f"{name}: X is missing; name the counts with layer=… in setup_anndata")
+    require_unique(list(adata.var_names), f"{name}: var_names", "adata.var_names_make_unique()")
+    if setup.position_key is not None:
+        positions(adata, setup.position_key, name)
+
+
+def positions(adata: AnnData, key: str, name: str) -> np.ndarray:
+    """Return the coordinates of an AnnData, checked."""
+    return checked_positions(adata.obsm[key], f"{name}: obsm[{key!r}]")
+
+
+def checked_positions(values: Any, where: str) -> np.ndarray:
+    """Return coordinates as an array (N, 2 or 3) of finite numbers."""
+    try:
+        place = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: expected coordinates, which are numbers") from error
+    if place.ndim != 2 or place.shape[1] not in (2, 3):
+        raise InputError(f"{where}: has shape {place.shape}, not (cells, 2) or (cells, 3)")
+    bad = np.flatnonzero(~np.isfinite(place).all(axis=1))
+    if len(bad):
+        raise InputError(f"{where}: has NaN or infinite coordinates (first in row {bad[0]})")
+    return place
+
+
+def register(adata: AnnData, setup: Setup) -> None:
+    """Write the choices into an AnnData, where they survive saving and reading."""
+    put_quietly(adata, "uns", SETUP_KEY, {k: v for k, v in asdict(setup).items() if v is not None})
+
+
+def registered(adata: AnnData) -> Setup | None:
+    """Read the choices that `register` wrote; None where there are none."""
+    found = adata.uns.get(SETUP_KEY)
+    return None if found is None else from_plain(found, f"uns[{SETUP_KEY!r}]")
+
+
+def from_plain(values: Any, where: str) -> Setup:
+    """Read choices from plain data."""
+    names = [field.name for field in fields(Setup)]
+    if not isinstance(values, Mapping) or not set(values) <= set(names):
+        raise InputError(f"{where}: not what setup_anndata writes; call setup_anndata again")
+    return Setup(**{name: None if (v := values.get(name)) is None else str(v) for name in names})
+
+
+def setup_for(adata: AnnData, config: Config) -> Setup:
+    """Return the registered choices, or those of the settings."""
+    options = config.data.preprocessing
+    found = registered(adata)
+    if found is None:
+        found = Setup(options.position_key, options.cell_type_key, None, None)
+    return with_slices(adata, found)
+
+
+def setup_for_use(adata: AnnData, trained: Setup) -> Setup:
+    """Return the registered choices, or those of the training as far as this AnnData has them.
+
+    Cells to be placed need no coordinates, slices or types; counts must come from where they did.
+    """
+    found = registered(adata)
+    if found is None:
+        found = replace(
+            trained,
+            position_key=trained.position_key if trained.position_key in adata.obsm else None,
+            cell_type_key=trained.cell_type_key if trained.cell_type_key in adata.obs else None,
+            slice_key=trained.slice_key if trained.slice_key in adata.obs else None,
+        )
+    return with_slices(adata, found)
+
+
+def with_slices(adata: AnnData, setup: Setup) -> Setup:
+    """Take obs["slice_id"], as the commands do, where no other column is named."""
+    if setup.slice_key is None and SLICE_KEY in adata.obs:
+        return replace(setup, slice_key=SLICE_KEY)
+    return setup
+
+
+def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
+    """Write what the commands need of an AnnData, under the names that they expect."""
+    if adata.isbacked:
+        adata = adata.to_memory()
+    columns = {SLICE_KEY: setup.slice_key, CELL_TYPE: setup.cell_type_key}
+    obs = pd.DataFrame(
+        {name: adata.obs[key].to_numpy() for name, key in columns.items() if key is not None},
+        index=pd.Index(adata.obs_names.astype(str), dtype=object),
+    )
+    for name in obs:
+        obs[name] = pd.Categorical([word if pd.isna(word) else str(word) for word in obs[name]])
+    var = pd.DataFrame(index=pd.Index(adata.var_names.astype(str), dtype=object))
+    values = adata.X if setup.layer is None else adata.layers[setup.layer]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Observation names are not unique")
+        # A copy: a view of a matrix is of a class that cannot be written.
+        cells = AnnData(values.copy(), obs=obs, var=var)
+        if setup.position_key is not None:
+            cells.obsm[POSITION] = np.asarray(adata.obsm[setup.position_key])
+        write_h5ad(path, cells, compression=None)
+
+
+def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) -> Any:
+    """Return the settings of preprocessing with the names of the temporary files."""
+    with_types = any(setup.cell_type_key is not None for setup in setups)
+    return options.model_copy(
+        update={
+            "position_key": POSITION,
+            "cell_type_key": CELL_TYPE if with_types else None,
+            "position_is_3d": dims == 3,
+        }
+    )
+
+
+def put_quietly(adata: AnnData, place: str, key: str, value: Any) -> None:
+    """Write into an AnnData; a view becomes an AnnData of its own, which is what is wanted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImplicitModificationWarning)
+        getattr(adata, place)[key] = value
+
+
+@contextmanager
+def calling(path: Path, name: str) -> Iterator[None]:
+    """Call a temporary file or folder by the user's own word for it, in a refusal."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), name)) from error

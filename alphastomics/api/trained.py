@@ -1,0 +1,234 @@
+"""What a trained model does: AnnData or coordinates enter; places, expression, tissue leave.
+
+Each verb takes the way of the command of the same task, so that data, settings and seed decide the
+result, and not the door. Results stand under the keys that `sample` writes into files.
+"""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from anndata import AnnData
+from jaxtyping import Float32
+
+from alphastomics.api.settings import settled
+from alphastomics.api.setup import (
+    Setup,
+    calling,
+    check,
+    checked_positions,
+    from_plain,
+    options_for,
+    put_quietly,
+    require_anndata,
+    setup_for_use,
+    write_cells,
+)
+from alphastomics.config import Config, Mode
+from alphastomics.errors import InputError
+from alphastomics.generation.cells import Blank, InputCells, blank_cells
+from alphastomics.generation.commands import read_cells
+from alphastomics.generation.generate import Generated, as_tissue, generate
+from alphastomics.generation.output import new_anndata, put_into
+from alphastomics.hub import connect
+from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
+
+
+class TrainedVerbs:
+    """The verbs of a model that is trained; `AlphaSTomics` adds how it comes to be.
+
+    What users give is checked by hand, whatever its type, so that a mistake is one clear line.
+    """
+
+    config: Config
+    _model: TrainedModel | None
+    _dims: int
+
+    @property
+    def genes(self) -> list[str]:
+        """Genes of the trained model, in its order."""
+        return list(self._trained().genes)
+
+    def _trained(self) -> TrainedModel:
+        if self._model is None:
+            raise InputError("the model is not trained yet: call train() first")
+        return self._model
+
+    def predict_positions(
+        self, adata: Any, **keywords: Any
+    ) -> Float32[np.ndarray, "N 2"] | Float32[np.ndarray, "N 3"]:
+        """Place cells by their expression.
+
+        Writes obsm["spatial_pred"], obsm["spatial_std"] and uns["alphastomics"]. Each slice is
+        placed by itself, centred, in the units of the training slices.
+
+        Parameters
+        ----------
+        adata
+            Cells with counts. Genes that the model lacks are left out, those that the cells lack
+            count as not measured.
+        **keywords
+            Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
+
+        Returns
+        -------
+        numpy.ndarray
+            The coordinates, a row per cell.
+        """
+        made, cells = self._predict(adata, "expr_to_pos", keywords)
+        return made.position[:, : cells.dims]
+
+    def predict_expression(self, cells: Any, **keywords: Any) -> np.ndarray | AnnData:
+        """Say what cells express at their places, on the scale of training.
+
+        Parameters
+        ----------
+        cells
+            An AnnData with coordinates, into which layers["generated"], layers["generated_std"]
+            and uns["alphastomics"] are written; or coordinates alone, (N, 2) or (N, 3).
+        **keywords
+            Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
+
+        Returns
+        -------
+        numpy.ndarray or anndata.AnnData
+            For an AnnData, a row per cell and a column for each of `genes`; for coordinates, a new
+            AnnData with the same keys.
+        """
+        if isinstance(cells, AnnData):
+            return self._predict(cells, "pos_to_expr", keywords)[0].expression
+        place = checked_positions(cells, "positions").astype(np.float32)
+        genes = self._trained().genes
+        blank = replace(
+            blank_cells(Blank(len(place)), len(genes), dims=place.shape[1]),
+            position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
+            slice_names=["positions"],
+        )
+        made = self._generate(blank, "pos_to_expr", settled(self.config, keywords))
+        data = new_anndata(replace(blank, expression=made.expression), genes)
+        put_into(data, made, blank, genes, "pos_to_expr")
+        return data
+
+    def generate(self, n: int | float, *, num_slices: int = 1, **keywords: Any) -> AnnData:
+        """Make new tissue: expression and positions of cells that never were.
+
+        Parameters
+        ----------
+        n
+            Cells in a slice.
+        num_slices
+            Slices, each drawn by itself.
+        **keywords
+            Settings of `sampling`, such as `num_steps`, and `seed`.
+
+        Returns
+        -------
+        anndata.AnnData
+            X and layers["generated"] with the expression, obsm["spatial"] and
+            obsm["spatial_pred"] with the positions, obs["slice_id"].
+        """
+        genes = self._trained().genes
+        for name, value in {"n": n, "num_slices": num_slices}.items():
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
+        made = self._generate(blank, "joint", settled(self.config, keywords))
+        cells, made = as_tissue(blank, made)
+        data = new_anndata(cells, genes)
+        put_into(data, made, cells, genes, "joint")
+        return data
+
+    def save(
+        self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
+    ) -> Path:
+        """Write the model as plain files: weights, settings and genes, record, card.
+
+        Parameters
+        ----------
+        folder
+            Folder to write.
+        overwrite
+            Replace a model that is in the folder.
+        license
+            Licence for the card, such as mit.
+        """
+        model, path = self._trained(), Path(folder)
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: is a file; name a folder")
+        if path.is_dir() and any(path.iterdir()) and not overwrite:
+            raise InputError(f"{path}: is not empty; choose another folder, or overwrite=True")
+        write_model(path, model, path.resolve().name, stated(license))
+        return path
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        license: str | None = None,
+    ) -> str:
+        """Send the model to the Hugging Face Hub with a card of its real figures.
+
+        Parameters
+        ----------
+        repo_id
+            Name on the Hub, as owner/name; made if there is none.
+        private
+            Make it private; a public one of that name is refused.
+        token
+            Access token; None takes the usual Hub login.
+        license
+            Licence for the card, such as mit; None keeps what the card on the Hub says.
+
+        Returns
+        -------
+        str
+            Address of the model.
+        """
+        model = self._trained()
+        connection = connect(repo_id, token, writing=True)
+        return publish_model(connection, model, private=private, licence=license)
+
+    def _predict(
+        self, adata: Any, mode: Mode, keywords: dict[str, Any]
+    ) -> tuple[Generated, InputCells]:
+        """Generate for an AnnData and write the result into it."""
+        config = settled(self.config, keywords)
+        cells = self._cells(adata, config)
+        made = self._generate(cells, mode, config)
+        scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
+        put_into(scratch, made, cells, self._trained().genes, mode)
+        for place in ("obsm", "layers", "uns"):
+            for key, value in getattr(scratch, place).items():
+                put_quietly(adata, place, key, value)
+        return made, cells
+
+    def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
+        module = self._trained().module
+        return generate(module, cells, mode, config.sampling, config.seed.global_seed)
+
+    def _cells(self, adata: Any, config: Config) -> InputCells:
+        """Read an AnnData as `sample` reads a file."""
+        model = self._trained()
+        setup = setup_for_use(require_anndata(adata, "adata"), self._trained_setup(config))
+        check(adata, setup, "adata")
+        options = options_for(config.data.preprocessing, [setup], self._dims)
+        data = config.data.model_copy(update={"preprocessing": options})
+        with tempfile.TemporaryDirectory(prefix="alphastomics-cells-") as place:
+            path = Path(place) / "adata.h5ad"
+            write_cells(path, adata, setup)
+            with calling(path, "adata"):
+                return read_cells(
+                    path, model.module, model.genes, config.model_copy(update={"data": data}), ""
+                )
+
+    def _trained_setup(self, config: Config) -> Setup:
+        """Return where the training cells were."""
+        known = self._trained().record.get("setup")
+        if known is not None:
+            return from_plain(known, "record.json: setup")
+        options = config.data.preprocessing
+        return Setup(options.position_key, options.cell_type_key, None, None)

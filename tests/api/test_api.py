@@ -1,0 +1,392 @@
+"""The notebook: the same results as the command line, under documented keys; and how it says no."""
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from scipy.sparse import csc_matrix
+
+import alphastomics
+from alphastomics import AlphaSTomics
+from alphastomics.api.settings import keyword_paths, settled
+from alphastomics.config import Config
+from alphastomics.config_file import document_fields
+from alphastomics.errors import InputError
+from alphastomics.main import main
+from tests.api.conftest import TINY
+
+
+def run(*words: object) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def by_commands(slice_files: Path, tmp_path_factory) -> Path:
+    """The same data, settings and seed, by the command line."""
+    folder = tmp_path_factory.mktemp("commands")
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(TINY))
+    options = ["--config", config]
+    run("preprocess", "--input_dir", slice_files, "--output_dir", folder / "processed", *options)
+    run("train", "--data_dir", folder / "processed", "--output_dir", folder, *options)
+    return folder
+
+
+def checkpoint(by_commands: Path) -> Path:
+    report = json.loads((by_commands / "alphastomics/report.json").read_text())
+    return Path(report["best_checkpoint"])
+
+
+def sampled(by_commands: Path, source: Path, target: Path, mode: str) -> anndata.AnnData:
+    words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
+    words += ["--input_data", source, "--sample_mode", mode, "--output", target]
+    run("sample", *words)
+    return anndata.read_h5ad(target)
+
+
+def test_the_weights_are_those_of_the_command_line(by_commands: Path, model: AlphaSTomics):
+    theirs = AlphaSTomics.load(checkpoint(by_commands))
+    mine, other = (one._trained().module.average.state_dict() for one in (model, theirs))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+    assert theirs.genes == model.genes
+    assert len(model.history) == len(pd.read_csv(by_commands / "alphastomics/metrics.csv"))
+
+
+@pytest.mark.parametrize("mode", ["expr_to_pos", "pos_to_expr"])
+def test_predictions_and_keys_are_those_of_sample(
+    mode, by_commands, model, slices, slice_files, tmp_path
+):
+    expected = sampled(by_commands, slice_files / "slice_0.h5ad", tmp_path / "made.h5ad", mode)
+    adata = slices[0]
+    verb = model.predict_positions if mode == "expr_to_pos" else model.predict_expression
+    returned = verb(adata)
+    new = {"obsm": set(expected.obsm) - {"spatial"}, "layers": set(expected.layers)}
+    for place, keys in new.items():
+        assert set(getattr(adata, place)) == set(getattr(expected, place))
+        for key in keys:
+            np.testing.assert_array_equal(getattr(adata, place)[key], getattr(expected, place)[key])
+    assert adata.uns["alphastomics"].keys() == expected.uns["alphastomics"].keys()
+    if mode == "expr_to_pos":
+        np.testing.assert_array_equal(returned, adata.obsm["spatial_pred"])
+    else:
+        columns = [model.genes.index(gene) for gene in adata.var_names]
+        np.testing.assert_array_equal(returned[:, columns], adata.layers["generated"])
+
+
+def test_new_tissue_is_that_of_sample(by_commands: Path, model: AlphaSTomics, tmp_path: Path):
+    words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
+    run("sample", *words, "--num_cells", 40, "--num_slices", 2, "--output", tmp_path / "new.h5ad")
+    expected = anndata.read_h5ad(tmp_path / "new.h5ad")
+    made = model.generate(40, num_slices=2)
+    np.testing.assert_array_equal(made.X, expected.X)
+    np.testing.assert_array_equal(made.obsm["spatial_pred"], expected.obsm["spatial_pred"])
+    assert list(made.obs["slice_id"]) == list(expected.obs["slice_id"])
+    assert list(made.var_names) == model.genes
+
+
+def test_scores_are_those_of_test(by_commands: Path, model: AlphaSTomics, slices, tmp_path):
+    words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
+    processed = by_commands / "processed"
+    run(
+        "test", *words, "--data_dir", processed, "--split", "train", "--output", tmp_path / "s.json"
+    )
+    scores = model.evaluate(slices[1])
+    assert set(scores) == set(json.loads((tmp_path / "s.json").read_text()))
+    assert {"alphastomics", "shuffled", "class centroid oracle"} <= set(scores["expr_to_pos"])
+    run(
+        "test",
+        *words,
+        "--input_data",
+        written(slices[1], tmp_path),
+        "--output",
+        tmp_path / "t.json",
+    )
+    assert scores == json.loads((tmp_path / "t.json").read_text())
+
+
+def written(adata: anndata.AnnData, folder: Path) -> Path:
+    adata.write_h5ad(folder / "cells.h5ad")
+    return folder / "cells.h5ad"
+
+
+def test_another_seed_gives_another_draw_and_the_same_one_the_same(model, slices):
+    one, two, other = (model.predict_positions(slices[0], seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_the_notebooks_own_random_states_are_left_alone(slices):
+    states = []
+    for train in (False, True):
+        np.random.seed(1)  # noqa: NPY002 - the state that users have
+        torch.manual_seed(1)
+        if train:
+            AlphaSTomics(slices, TINY).train(1)
+        states.append((np.random.rand(), float(torch.rand(()))))  # noqa: NPY002
+    assert states[0] == states[1]
+
+
+def test_where_the_counts_stand_makes_no_difference(model, slices):
+    """A view, another storage, a layer, other names of columns and keys: the same cells."""
+    plain = slices[0]
+    expected = model.predict_positions(plain.copy())
+    moved = anndata.concat([plain, slices[1]], join="outer", merge="first", fill_value=0)
+    moved = moved[:90, plain.var_names].copy()
+    moved.layers["counts"] = csc_matrix(moved.X)
+    moved.X = np.zeros(moved.shape, np.float32)
+    moved.obs["section"] = pd.Categorical(plain.obs["slice_id"], categories=["9", "slice_0", "x"])
+    del moved.obs["slice_id"]
+    AlphaSTomics.setup_anndata(moved, slice_key="section", layer="counts")
+    forms = {
+        "a view": anndata.concat([plain, plain], index_unique="-")[:90],
+        "dense": anndata.AnnData(plain.X.toarray(), obs=plain.obs, var=plain.var),
+        "another layer and column": moved,
+    }
+    for name, adata in forms.items():
+        np.testing.assert_array_equal(model.predict_positions(adata), expected, err_msg=name)
+        assert adata.obsm["spatial_pred"].shape == (90, 2)
+        assert not adata.is_view
+
+
+def test_slices_are_placed_one_by_one_whatever_the_order_of_cells(model, slices):
+    both = anndata.concat(slices, join="inner")
+    order = np.random.default_rng(0).permutation(both.n_obs)
+    made = model.predict_positions(both[order].copy())
+    for name in both.obs["slice_id"].unique():
+        rows = (both.obs["slice_id"].to_numpy() == name)[order]
+        np.testing.assert_allclose(made[rows].mean(0), 0, atol=1e-2)
+        assert made[rows].std() > 0
+
+
+def test_genes_too_few_and_too_many_are_aligned_by_name(model, slices):
+    adata = slices[0]
+    fewer = adata[:, adata.var_names[:10]].copy()
+    model.predict_expression(fewer)
+    assert fewer.layers["generated"].shape == (90, 10)
+    extra = anndata.AnnData(np.ones((90, 1), np.float32), var=pd.DataFrame(index=["Unknown1"]))
+    extra.obs_names = adata.obs_names
+    more = anndata.concat([adata, extra], axis=1, merge="first")
+    more.obsm["spatial"] = adata.obsm["spatial"]
+    model.predict_expression(more)
+    column = list(more.var_names).index("Unknown1")
+    assert np.isnan(more.layers["generated"][:, column]).all()
+    assert np.isfinite(np.delete(more.layers["generated"], column, axis=1)).all()
+
+
+def test_expression_at_bare_coordinates_is_a_new_anndata(model, slices):
+    place = slices[0].obsm["spatial"].astype(np.float32)
+    made = model.predict_expression(place)
+    assert list(made.var_names) == model.genes
+    np.testing.assert_array_equal(made.obsm["spatial"], place)
+    np.testing.assert_array_equal(made.X, made.layers["generated"])
+    assert (made.layers["generated_std"] >= 0).all()
+    np.testing.assert_array_equal(made.X, model.predict_expression(slices[0]))
+
+
+def test_results_survive_a_file(model, slices, tmp_path):
+    AlphaSTomics.setup_anndata(slices[0], cell_type_key="cell_type")
+    model.predict_positions(slices[0])
+    again = anndata.read_h5ad(written(slices[0], tmp_path))
+    assert list(again.uns["alphastomics"]["genes"]) == model.genes
+    expected = slices[0].obsm["spatial_pred"]
+    np.testing.assert_array_equal(model.predict_positions(again), expected)
+
+
+def test_3d_slices_are_known_by_their_columns(slices):
+    for number, adata in enumerate(slices):
+        height = np.random.default_rng(number).normal(0, 200, (90, 1))
+        adata.obsm["spatial"] = np.hstack([adata.obsm["spatial"], height])
+    model = AlphaSTomics(slices, TINY).train(1)
+    cells = slices[0].copy()
+    del cells.obsm["spatial"]
+    assert model.predict_positions(cells).shape == (90, 3)
+
+
+def test_one_anndata_with_several_slices_is_the_same_as_a_list(model, slices):
+    joined = anndata.concat(slices, join="outer", merge="first", fill_value=0)
+    with pytest.raises(InputError, match="not trained yet"):
+        AlphaSTomics(joined, TINY).predict_positions(joined)
+    one = AlphaSTomics(joined, TINY)
+    assert one.train(1) is one
+    assert len(one.genes) == len(model.genes)
+
+
+def test_a_folder_keeps_the_run_and_training_goes_on(slices, tmp_path):
+    place = tmp_path / "mine"
+    AlphaSTomics(slices, TINY, folder=place).train(1)
+    assert (place / "processed/metadata.json").is_file()
+    again = AlphaSTomics(slices, TINY, folder=place)
+    with pytest.raises(InputError, match="holds a run already"):
+        again.train(1)
+    again.train(3, resume=True)
+    assert again.history["epoch"].max() == 2
+    again.train(1, overwrite=True)
+    assert again.history["epoch"].max() == 0
+
+
+def test_a_temporary_folder_goes_with_its_model(slices):
+    model = AlphaSTomics(slices, TINY)
+    place = model._folder
+    assert place.is_dir()
+    del model
+    assert not place.exists()
+
+
+def test_importing_the_package_offers_the_class_and_no_more():
+    assert "AlphaSTomics" in dir(alphastomics)
+    with pytest.raises(AttributeError, match="no attribute 'AlphaSTomix'"):
+        _ = alphastomics.AlphaSTomix
+
+
+def test_every_keyword_is_a_setting_and_flags_have_their_names():
+    known = keyword_paths()
+    assert set(known.values()) <= set(document_fields())
+    config = settled(None, {"lr": 0.5, "d_model": 64, "seed": 7, "training_mode": "expr_to_pos"})
+    assert config.training.learning_rate == 0.5
+    assert (config.model.d_model, config.seed.global_seed) == (64, 7)
+    assert config.training.mode == "expr_to_pos"
+
+
+def test_settings_are_a_file_a_dict_or_a_config(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("model: {d_model: 64}")
+    forms = [tmp_path / "mine.yaml", {"model": {"d_model": 64}}, Config(model={"d_model": 64})]
+    assert len({settled(form, {"n_heads": 4}).model_dump_json() for form in forms}) == 1
+
+
+MISTAKES = {
+    "lrr": ({"lrr": 1}, "lrr: unknown keyword; did you mean lr"),
+    "mode": ({"mode": "joint"}, "several settings end like that"),
+    "save_dir": ({"save_dir": "x"}, "give folder="),
+    "value": ({"d_model": "wide"}, "d_model: expected a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_bad_keyword_is_one_line(name, slices):
+    keywords, words = MISTAKES[name]
+    with pytest.raises(InputError, match=words):
+        AlphaSTomics(slices, TINY, **keywords)
+
+
+def spoilt(adata: anndata.AnnData, how: str) -> object:
+    adata = adata.copy()
+    if how == "no AnnData":
+        return adata.to_df()
+    if how == "NaN in X":
+        adata.X.data[3] = np.nan
+    elif how == "no shared gene":
+        adata.var_names = [f"Other{n}" for n in range(adata.n_vars)]
+    elif how == "repeated genes":
+        with warnings.catch_warnings(action="ignore"):
+            adata.var_names = ["same"] * adata.n_vars
+    elif how == "one cell":
+        return adata[:1]
+    elif how == "NaN in spatial":
+        adata.obsm["spatial"][4, 0] = np.nan
+    elif how == "no slice for a cell":
+        adata.obs["slice_id"] = [None, *["a"] * (adata.n_obs - 1)]
+    elif how == "no counts":
+        adata.X = None
+    return adata
+
+
+REFUSED = {
+    "no AnnData": "adata: expected an AnnData, got DataFrame",
+    "NaN in X": "adata: X has NaN",
+    "no shared gene": "adata: none of the 24 listed genes",
+    "repeated genes": "adata: var_names has 1 duplicate genes",
+    "one cell": "adata: 1 cell",
+    "NaN in spatial": r"adata: obsm\['spatial'\]: has NaN",
+    "no slice for a cell": r"adata: obs\['slice_id'\] is missing for some cells",
+    "no counts": "adata: X is missing",
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_bad_cells_are_refused_in_one_line_and_left_as_they_were(how, model, slices):
+    adata = spoilt(slices[0], how)
+    with pytest.raises(InputError, match=REFUSED[how]) as caught:
+        model.predict_positions(adata)
+    assert "\n" not in str(caught.value)
+    assert "/tmp" not in str(caught.value)
+    if how != "no AnnData":
+        assert "spatial_pred" not in adata.obsm
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (
+            {"position_key": "xy"},
+            r"obsm\['xy'\] is missing \(there: body, spatial\).*position_key=",
+        ),
+        ({"cell_type_key": "types"}, r"obs\['types'\] is missing .*cell_type_key="),
+        ({"slice_key": "section"}, r"obs\['section'\] is missing"),
+        ({"layer": "counts"}, r"layers\['counts'\] is missing \(there: none\)"),
+    ],
+)
+def test_a_choice_that_is_not_there_is_refused(choice, words, slices):
+    with pytest.raises(InputError, match=words):
+        AlphaSTomics.setup_anndata(slices[0], **choice)
+    assert "alphastomics_setup" not in slices[0].uns
+
+
+def test_data_that_cannot_be_trained_on_is_refused(slices):
+    with pytest.raises(InputError, match="list is empty"):
+        AlphaSTomics([])
+    with pytest.raises(InputError, match=r"adata\[1\]: expected an AnnData"):
+        AlphaSTomics([slices[0], "slice_1.h5ad"])
+    deep = slices[1].copy()
+    deep.obsm["spatial"] = np.zeros((90, 3))
+    with pytest.raises(InputError, match="2D and in 3D do not mix"):
+        AlphaSTomics([slices[0], deep])
+    with pytest.raises(InputError, match=r"batch_size.*but the training split of adata has"):
+        AlphaSTomics(slices, TINY).train(batch_size=4096)
+    AlphaSTomics.setup_anndata(slices[0], position_key=None)
+    with pytest.raises(InputError, match="without coordinates; training needs them"):
+        AlphaSTomics(slices[0], TINY)
+
+
+@pytest.mark.parametrize("number", [0, -3, 2.5, True])
+def test_a_bad_number_of_cells_is_refused(number, model):
+    with pytest.raises(InputError, match="n: expected a whole number"):
+        model.generate(number)
+
+
+def test_bad_coordinates_are_refused(model):
+    for bad, words in {
+        "text": (np.array([["a", "b"]]), "numbers"),
+        "shape": (np.zeros((5, 4)), "shape"),
+        "NaN": (np.full((5, 2), np.nan), "NaN"),
+    }.values():
+        with pytest.raises(InputError, match=words):
+            model.predict_expression(bad)
+
+
+def test_a_mode_that_the_model_lacks_is_refused_with_those_it_has(slices):
+    placer = AlphaSTomics(slices, TINY, training_mode="expr_to_pos").train(1)
+    placer.predict_positions(slices[0])
+    with pytest.raises(InputError, match="trained for expr_to_pos alone"):
+        placer.generate(20)
+
+
+def test_ctrl_c_in_training_is_the_notebooks_own_interrupt(slices, monkeypatch):
+    def interrupted(*_arguments):
+        raise SystemExit(130)
+
+    monkeypatch.setattr("alphastomics.api.model.train", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="resume=True"):
+        AlphaSTomics(slices, TINY).train()
+
+
+def test_the_library_says_nothing_by_itself(model, slices, capsys):
+    logging.getLogger("alphastomics").setLevel(logging.WARNING)
+    model.predict_positions(slices[0])
+    assert capsys.readouterr() == ("", "")
