@@ -86,7 +86,7 @@ def train(call: Call) -> str | None:
 
 def sample(call: Call) -> str:
     """Generate cells; print where they are."""
-    from alphastomics.generation.commands import blank_of
+    from alphastomics.generation.commands import blank_of, frame_of
     from alphastomics.generation.commands import sample as run_sample
 
     arguments = call.arguments
@@ -98,6 +98,7 @@ def sample(call: Call) -> str:
         split=arguments.split or DEFAULT_SPLIT,
         overwrite=arguments.overwrite,
         blank=blank_of(arguments.num_cells, arguments.num_slices),
+        frame=frame_of(arguments.reference, arguments.landmarks, scale=arguments.frame_scale),
     )
     return json.dumps(summary, indent=2)
 

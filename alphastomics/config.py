@@ -265,7 +265,7 @@ class SamplingConfig(Section):
         65_536,
         ge=2,
         le=LARGEST_COUNT,
-        description="Cells of a slice at most: attention and memory grow with them.",
+        description="Cells of a set at most; larger slices are drawn in chunks.",
     )
 
 

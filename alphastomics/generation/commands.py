@@ -2,8 +2,9 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +22,13 @@ from alphastomics.generation.cells import (
     read_pt,
 )
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.frame import (
+    Framed,
+    Landmarks,
+    Reference,
+    into_frame,
+    read_landmarks,
+)
 from alphastomics.generation.generate import as_tissue, generate, require_mode
 from alphastomics.generation.output import refuse_existing, write_h5ad, write_pt
 
@@ -28,6 +36,14 @@ logger = logging.getLogger(__name__)
 
 # What a module that was not trained by `train` is taken to have seen.
 DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
+
+
+class FrameRequest(NamedTuple):
+    """A frame to return places in: a reference slice or landmarks, and whether sizes may change."""
+
+    reference: Path | None
+    landmarks: Path | None
+    scale: bool
 
 
 def load_for_use(checkpoint: Path) -> tuple[AlphaSTomicsModule, list[str]]:
@@ -71,10 +87,16 @@ def sample(
     split: str,
     overwrite: bool,
     blank: Blank | None = None,
+    frame: FrameRequest | None = None,
 ) -> dict[str, Any]:
-    """Generate cells for an input, or from nothing (`blank`), and write them."""
+    """Generate cells for an input, or from nothing (`blank`), and write them.
+
+    With a `frame`, generated places are returned in it.
+    """
     mode = config.sampling.mode
     require_source(input_data, blank, mode)
+    if frame is not None and mode == "pos_to_expr":
+        raise InputError("--reference, --landmarks: pos_to_expr generates no places; leave it out")
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
@@ -86,14 +108,25 @@ def sample(
     else:
         cells = read_cells(input_data, module, genes, config, split)
     require_mode(module, mode, cells)
+    known = None if frame is None else read_frame(frame, module, genes, config)
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
     if input_data is None:
         cells, made = as_tissue(cells, made)
+    framed: list[Framed] = []
+    if known is not None:
+        cells, made, framed = into_frame(
+            *(cells, made, known),
+            by_name=mode == "expr_to_pos",  # a new cell is nobody's namesake
+            scale=frame is not None and frame.scale,
+            reflection=module.config.loss.reflection,
+        )
+        if input_data is None:
+            cells = replace(cells, position=made.position)
     if target.suffix == ".pt":
-        write_pt(target, made, cells)
+        write_pt(target, made, cells, framed)
     else:
         source = input_data if input_data and input_data.suffix == ".h5ad" else None
-        write_h5ad(target, source, made, cells, genes, mode)
+        write_h5ad(target, source, made, cells, genes, mode, framed)
     return {
         "output": str(target),
         "mode": mode,
@@ -101,6 +134,33 @@ def sample(
         "slices": len(cells.slice_names),
         "dims": cells.dims,
     }
+
+
+def read_frame(
+    frame: FrameRequest, module: AlphaSTomicsModule, genes: list[str], config: Config
+) -> Landmarks | Reference:
+    """Read what fixes the frame, before any work is done."""
+    if frame.landmarks is not None:
+        return read_landmarks(frame.landmarks)
+    assert frame.reference is not None
+    if frame.reference.suffix not in (".h5ad", ".zarr"):
+        raise InputError(f"{frame.reference}: expected an .h5ad file for --reference")
+    cells = read_cells(frame.reference, module, genes, config, "test")
+    if cells.position is None:
+        raise InputError(
+            f"{frame.reference}: has no obsm[{config.data.preprocessing.position_key!r}]; "
+            "a reference slice must lie in the frame"
+        )
+    return Reference(frame.reference, cells)
+
+
+def frame_of(reference: Path | None, landmarks: Path | None, *, scale: bool) -> FrameRequest | None:
+    """Read what the flags say of a frame."""
+    if reference is None and landmarks is None:
+        if scale:
+            raise InputError("--frame_scale: counts with --reference or --landmarks; leave it out")
+        return None
+    return FrameRequest(reference, landmarks, scale)
 
 
 def blank_of(num_cells: int | None, num_slices: int | None) -> Blank | None:

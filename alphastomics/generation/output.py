@@ -13,6 +13,7 @@ from alphastomics.errors import InputError
 from alphastomics.files import write_bytes
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
+from alphastomics.generation.frame import Framed
 from alphastomics.generation.generate import Generated
 from alphastomics.h5ad import write_h5ad as write_file
 
@@ -32,9 +33,9 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise InputError(f"{path.parent}: no such folder for the output")
 
 
-def write_pt(path: Path, made: Generated, cells: InputCells) -> None:
+def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[Framed]) -> None:
     """Write tensors and plain data."""
-    content = {
+    content: dict[str, Any] = {
         "expression": torch.from_numpy(made.expression),
         "expression_std": torch.from_numpy(made.expression_std),
         "positions": torch.from_numpy(made.position[:, : cells.dims]),
@@ -43,6 +44,12 @@ def write_pt(path: Path, made: Generated, cells: InputCells) -> None:
         "slice_names": cells.slice_names,
         "names": cells.names,
     }
+    if framed:
+        table = frame_table(framed)["frame"]
+        content["frame"] = {
+            name: torch.from_numpy(column) if column.dtype != object else column.tolist()
+            for name, column in table.items()
+        }
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_bytes(path, buffer.getbuffer())
@@ -55,12 +62,14 @@ def write_h5ad(
     cells: InputCells,
     genes: Sequence[str],
     mode: Mode,
+    framed: Sequence[Framed],
 ) -> None:
     """Write a copy of the input, or a new file, with what was generated."""
     import anndata
 
     data = new_anndata(cells, genes) if source is None else anndata.read_h5ad(source)
     put_into(data, made, cells, genes, mode)
+    data.uns["alphastomics"] |= frame_table(framed)
     write_file(path, data, compression=None)
 
 
@@ -92,6 +101,24 @@ def seam_table(made: Generated) -> dict[str, Any]:
     columns = zip(*made.seams, strict=True)
     names = np.array(next(columns), dtype=object)
     return {"seams": dict(zip(Seam._fields, [names, *map(np.array, columns)], strict=True))}
+
+
+def frame_table(framed: Sequence[Framed]) -> dict[str, Any]:
+    """Return how each slice was brought into the frame, a column each; nothing without any."""
+    if not framed:
+        return {}
+    names, known = (np.array([one[part] for one in framed], dtype=object) for part in (0, 1))
+    return {
+        "frame": {
+            "slice_name": names,
+            "known": known,
+            "num_known": np.array([one.num_known for one in framed]),
+            "rms": np.array([one.rms for one in framed]),
+            "rotation": np.stack([one.transform.rotation for one in framed]),
+            "scale": np.array([one.transform.scale for one in framed]),
+            "shift": np.stack([one.transform.shift for one in framed]),
+        }
+    }
 
 
 def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:

@@ -172,6 +172,47 @@ def test_a_slice_larger_than_a_set_is_drawn_in_chunks_and_its_seam_is_told(
     assert np.isfinite(made.obsm["spatial_pred"]).all()
 
 
+def test_cells_are_placed_in_the_frame_of_landmarks_or_of_a_reference(place: Path, tmp_path: Path):
+    source = place / "slices/slice_0.h5ad"
+    data = anndata.read_h5ad(source)
+    marks = tmp_path / "marks.csv"
+    names, spots = data.obs_names[:30], data.obsm["spatial"][:30]
+    lines = [f"{name},{x},{y}" for name, (x, y) in zip(names, spots, strict=True)]
+    marks.write_text("\n".join(lines))
+    for flags, kind, met in (
+        (["--landmarks", marks, "--frame_scale"], "landmarks", spots),
+        (["--reference", source], "cells in common", data.obsm["spatial"]),
+    ):
+        target = tmp_path / f"{kind}.h5ad"
+        arguments = ["--checkpoint", checkpoint(place), "--input_data", source, "--num_steps", 3]
+        arguments += ["--sample_mode", "expr_to_pos", "--output", target, *flags]
+        assert main(["sample", *map(str, arguments)]) == 0
+        made = anndata.read_h5ad(target)
+        frame = made.uns["alphastomics"]["frame"]
+        assert list(frame["known"]) == [kind]
+        found = made.obsm["spatial_pred"][: len(met)]
+        np.testing.assert_allclose(found.mean(0), met.mean(0), atol=1.0)
+        rms = np.sqrt(((found - met) ** 2).sum(1).mean())
+        assert frame["rms"][0] == pytest.approx(rms, rel=1e-3)
+
+
+def test_a_frame_that_cannot_be_gets_one_line(place: Path, tmp_path: Path, capsys):
+    (tmp_path / "few.csv").write_text("nobody,1,2\n")
+    flags = {
+        ("--landmarks", tmp_path / "few.csv"): "name no cell",
+        ("--landmarks", tmp_path / "none.csv"): "No such file",
+        ("--reference", tmp_path / "none.h5ad"): "no such file",
+        ("--reference", tmp_path / "few.csv"): "expected an .h5ad",
+    }
+    for (flag, path), words in flags.items():
+        arguments = ["--checkpoint", checkpoint(place), "--input_data", place / "processed"]
+        arguments += ["--sample_mode", "expr_to_pos", "--num_steps", 2, flag, path]
+        assert main(["sample", "--output", str(tmp_path / "o.h5ad"), *map(str, arguments)]) == 2
+        errors = capsys.readouterr().err.splitlines()
+        assert words in errors[-1]
+        assert not (tmp_path / "o.h5ad").exists()
+
+
 def test_the_same_seed_gives_the_same_cells_and_a_sample_is_one_draw(place: Path):
     module, genes = load_for_use(checkpoint(place))
     cells = read_processed(place / "processed", genes, "test")
