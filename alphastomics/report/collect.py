@@ -1,0 +1,208 @@
+"""Findings of a checkpoint: a module and cells with known places enter, `Findings` leave."""
+
+import csv
+from pathlib import Path as FilePath
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from alphastomics.attn_model.model import Prediction
+from alphastomics.config import SamplingConfig
+from alphastomics.diffusion_model.draws import stream_seed
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.noise import step_times
+from alphastomics.diffusion_model.sample import DiffusionSampler, Known
+from alphastomics.evaluation.position import aligned, best_rotation
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.generate import generate, modes_of
+from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
+from alphastomics.report.inside import look_inside
+
+PATH_CELLS, PATH_STEPS = 3000, 30
+# True cells that new ones are compared with: enough for every kind of cell.
+COMPARED_CELLS = 4000
+COMPONENTS = 30
+
+
+def collect(
+    module: AlphaSTomicsModule,
+    genes: list[str],
+    cells: InputCells,
+    settings: SamplingConfig,
+    seed: int,
+    *,
+    title: str,
+    facts: list[tuple[str, str]],
+    scores: Scores | None,
+    curves: dict[str, Curve],
+) -> Findings:
+    """Generate in every mode that the checkpoint has, and look inside it.
+
+    Parameters
+    ----------
+    module, genes
+        The trained model and its genes.
+    cells
+        Cells whose places are known.
+    settings, seed
+        How to sample.
+    title, facts, scores, curves
+        What is known already.
+    """
+    able, missing = modes_of(module), {}
+    trained = f"the checkpoint was trained for {', '.join(able)} alone"
+    placed = predicted = new = path = None
+    largest = max(range(len(cells.slice_names)), key=lambda number: len(cells.rows_of(number)))
+    if "expr_to_pos" in able:
+        placed = place(module, cells, settings, seed)
+        path = denoising_path(module, cells, largest, settings, seed)
+        if placed.spread is None:
+            missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
+    if "pos_to_expr" in able:
+        predicted = generate(module, cells, "pos_to_expr", settings, seed).expression
+    if "joint" in able:
+        new = make_tissue(module, cells, settings, seed)
+    absent = {"placed": placed, "predicted": predicted, "new": new, "path": path}
+    missing |= {name: trained for name, found in absent.items() if found is None}
+    if not curves:
+        missing["curves"] = "there is no metrics.csv of a run beside the checkpoint"
+    if scores is None:
+        missing["scores"] = "nothing was scored"
+    inside = look_inside(module, cells, cells.rows_of(largest), able[0], seed)
+    return Findings(
+        title, facts, cells, genes, placed, predicted, new, path, inside, scores, curves, missing
+    )
+
+
+def place(
+    module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
+) -> Placed:
+    """Place cells by their expression and turn each slice onto its truth."""
+    assert cells.position is not None
+    made, dims = generate(module, cells, "expr_to_pos", settings, seed), cells.dims
+    position = cells.position.copy()
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        position[rows, :dims] = aligned(
+            made.position[rows, :dims], cells.position[rows, :dims], scale=False, reflection=True
+        ).numpy()
+    error = np.linalg.norm(position - cells.position, axis=1)
+    spread = np.linalg.norm(made.position_std[:, :dims], axis=1)
+    return Placed(position, error, spread if settings.num_samples > 1 else None)
+
+
+def make_tissue(
+    module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
+) -> NewTissue:
+    """Make as many new cells as each slice has, and bring them where their likes lie."""
+    assert cells.position is not None
+    made = generate(module, cells, "joint", settings, seed)
+    position, dims = cells.position.copy(), cells.dims
+    nearest = np.zeros(len(position), dtype=np.int64)
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        random = np.random.default_rng(stream_seed(seed, "report", "match", number))
+        compared = random.permutation(rows)[:COMPARED_CELLS]
+        nearest[rows] = compared[nearest_rows(made.expression[rows], cells.expression[compared])]
+        position[rows, :dims] = brought_onto(
+            made.position[rows, :dims],
+            cells.position[nearest[rows], :dims],
+            cells.position[rows, :dims],
+        )
+    return NewTissue(position, made.expression, nearest)
+
+
+def nearest_rows(
+    values: Float32[np.ndarray, "N G"], known: Float32[np.ndarray, "M G"]
+) -> Int64[np.ndarray, " N"]:
+    """Find for each row of `values` the most similar known one, in the known's main components."""
+    found, kept = torch.from_numpy(values).double(), torch.from_numpy(known).double()
+    mean = kept.mean(0)
+    axes = torch.linalg.svd(kept - mean, full_matrices=False)[2][:COMPONENTS].T
+    target = (kept - mean) @ axes
+    parts = [
+        torch.cdist((part - mean) @ axes, target).argmin(1) for part in torch.split(found, 4096)
+    ]
+    return torch.cat(parts).numpy()
+
+
+def brought_onto(
+    points: Float32[np.ndarray, "N D"],
+    likes: Float32[np.ndarray, "N D"],
+    true: Float32[np.ndarray, "N D"],
+) -> Float32[np.ndarray, "N D"]:
+    """Turn points towards the places of their likes; their centre becomes that of the slice."""
+    source, target = (torch.from_numpy(part).double() for part in (points, likes))
+    source = source - source.mean(0)
+    turn = best_rotation(source, target - target.mean(0), reflection=True)
+    return (source @ turn.T).float().numpy() + true.mean(0)
+
+
+def denoising_path(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    number: int,
+    settings: SamplingConfig,
+    seed: int,
+) -> Path:
+    """Follow one draw of a slice from noise to tissue."""
+    assert cells.position is not None
+    device, rows = module.position_scale.device, cells.rows_of(number)
+    noisy: list[Tensor] = []
+    clean: list[Tensor] = []
+
+    def watched(
+        expression: Tensor,
+        position: Tensor,
+        diffusion_time: Tensor,
+        node_mask: Tensor,
+        *,
+        gene_mask: Tensor | None,
+    ) -> Prediction:
+        noisy.append(position[0].cpu())
+        return module.average(expression, position, diffusion_time, node_mask, gene_mask=gene_mask)
+
+    scale, reflection = float(module.position_scale), module.config.loss.reflection
+    sampler = DiffusionSampler(
+        watched, module.noise_model, position_scale=scale, reflection=reflection
+    )
+    true = torch.from_numpy(cells.position[rows])
+    steps = min(settings.num_steps, PATH_STEPS)
+    measured = torch.from_numpy(cells.measured[number]).to(device).expand(1, len(rows), -1)
+    sampler.sample(
+        torch.from_numpy(cells.expression[rows])[None].to(device),
+        true[None].to(device),
+        torch.ones(1, len(rows), dtype=torch.bool, device=device),
+        "expr_to_pos",
+        num_steps=steps,
+        sampler=settings.sampler,
+        known=Known(genes=measured),
+        generator=torch.Generator().manual_seed(stream_seed(seed, "sample", number, 0)),
+        watch=lambda _step, state: clean.append(state.position[0].cpu()),
+    )
+    centre = true.double().mean(0)
+    turn = best_rotation(clean[-1].double(), true.double() - centre, reflection=True)
+    random = np.random.default_rng(stream_seed(seed, "report", "path"))
+    shown = np.sort(random.permutation(len(rows))[:PATH_CELLS])
+    frames = [
+        ((torch.stack(part).double() * scale) @ turn.T + centre)[:, shown].float().numpy()
+        for part in (noisy, clean)
+    ]
+    time = np.array(step_times(module.noise_model.num_timesteps, steps)[:-1])
+    return Path(rows[shown], time / module.noise_model.num_timesteps, *frames)
+
+
+def read_curves(path: FilePath) -> dict[str, Curve]:
+    """Read what a run logged: {name: curve}; nothing when there is no such file."""
+    if not path.is_file():
+        return {}
+    found: dict[str, list[tuple[float, float]]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["name"], []).append((float(row["step"]), float(row["value"])))
+    return {
+        name: Curve(*(np.array(column) for column in zip(*points, strict=True)))
+        for name, points in found.items()
+    }

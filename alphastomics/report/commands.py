@@ -1,0 +1,167 @@
+"""The command `report`: a run's folder, or a checkpoint, and cells enter; one HTML file leaves."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from alphastomics.config import Config
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.errors import InputError
+from alphastomics.files import write_text
+from alphastomics.generation.cells import InputCells, read_processed
+from alphastomics.generation.commands import load_for_use, read_cells
+from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.output import refuse_existing
+from alphastomics.report.collect import collect, read_curves
+from alphastomics.report.findings import Scores
+from alphastomics.report.page import render
+from alphastomics.report.prepare import MOST_POINTS, page_data
+
+logger = logging.getLogger(__name__)
+
+REPORT_FILE = "report.html"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to report on.
+
+    Attributes
+    ----------
+    input_data, split
+        Cells whose places are known: a processed folder and its split, or a file.
+    genes
+        Genes that must be among the colours.
+    scores
+        What `test` found; None scores anew.
+    """
+
+    input_data: Path
+    split: str
+    genes: Sequence[str] = ()
+    scores: Scores | None = None
+
+
+def report(
+    config: Config,
+    *,
+    run: Path,
+    checkpoint: Path | None,
+    request: Request,
+    output: Path | None,
+    overwrite: bool,
+) -> Path:
+    """Write the report of a run's best checkpoint; return where it is."""
+    target = run / REPORT_FILE if output is None else output
+    require_html(target)
+    refuse_existing(target, overwrite=overwrite)
+    chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint
+    return write_report(config, checkpoint=chosen, request=request, target=target)
+
+
+def write_report(config: Config, *, checkpoint: Path, request: Request, target: Path) -> Path:
+    """Generate, score where nobody has, and write the page."""
+    module, genes = load_for_use(checkpoint)
+    cells = read_cells(request.input_data, module, genes, config, request.split)
+    if cells.position is None:
+        raise InputError(
+            f"{request.input_data}: has no coordinates to compare with; name them with the "
+            "config's data.preprocessing.position_key"
+        )
+    settings, seed = config.sampling, config.seed.global_seed
+    scores = request.scores
+    if scores is None:
+        known = None
+        if request.input_data.is_dir() and request.input_data.suffix != ".zarr":
+            known = read_processed(request.input_data, genes, "train")
+        scores = evaluate(module, cells, known, settings, seed)
+    folder = checkpoint.resolve().parent.parent
+    findings = collect(
+        module,
+        genes,
+        cells,
+        settings,
+        seed,
+        title=folder.name if RunFolder(folder).metrics.is_file() else checkpoint.stem,
+        facts=facts_of(module, genes, cells, config, checkpoint, request),
+        scores=scores,
+        curves=read_curves(RunFolder(folder).metrics),
+    )
+    write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
+    logger.info("report: %s", target)
+    return target
+
+
+def require_html(path: Path) -> None:
+    """Refuse a name that no browser would open as a page."""
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"{path}: expected an --output that ends in .html")
+
+
+def best_checkpoint(folder: RunFolder) -> Path:
+    """Return the checkpoint that a run holds for its best, or else its last."""
+    if not folder.exists():
+        raise InputError(f"{folder.path}: not the folder of a run (train makes one)")
+    summary = folder.path / "report.json"
+    if summary.is_file():
+        # By its name alone: the folder may have been moved since.
+        best = folder.checkpoints / Path(json.loads(summary.read_text())["best_checkpoint"]).name
+        if best.is_file():
+            return best
+    if not folder.last.is_file():
+        raise InputError(f"{folder.path}: has no checkpoint yet; wait for one, or name another run")
+    return folder.last
+
+
+def read_scores(path: Path) -> Scores:
+    """Read the scores that `test` wrote."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            mode: {
+                method: {name: float(value) for name, value in values.items()}
+                for method, values in methods.items()
+            }
+            for mode, methods in content.items()
+            if isinstance(methods, dict)
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"{path}: not the scores that `test` writes") from error
+
+
+def facts_of(
+    module: AlphaSTomicsModule,
+    genes: list[str],
+    cells: InputCells,
+    config: Config,
+    checkpoint: Path,
+    request: Request,
+) -> list[tuple[str, str]]:
+    """Say what was looked at, for the head of the page."""
+    layer, size, sampling = module.config.layer, module.config.model, config.sampling
+    attention = "linear attention" if layer.attention == "linear" else f"{layer.gate} gate"
+    experts = f", {layer.num_experts} experts" if layer.use_moe else ""
+    source = request.input_data.name
+    number = len(cells.slice_names)
+    slices = "one slice" if number == 1 else f"{number} slices"
+    split = f", {request.split} split" if request.input_data.is_dir() else ""
+    return [
+        ("Cells", f"{len(cells.names):,} in {slices}"),
+        ("Genes", f"{len(genes):,}"),
+        ("Data", f"{source}{split}"),
+        ("Trained for", module.config.training.mode),
+        ("Network", f"{size.n_layers} layers of {size.d_model}, {attention}{experts}"),
+        (
+            "Sampling",
+            f"{sampling.num_steps} steps {sampling.sampler}, {sampling.num_samples} draws",
+        ),
+        ("Placed cells are", "posterior means" if sampling.product == "estimate" else "one draw"),
+        ("Checkpoint", checkpoint.name),
+        ("Seed", str(config.seed.global_seed)),
+        ("Made", date.today().isoformat()),
+    ]

@@ -1,0 +1,131 @@
+"""What a report shows, as arrays: the network is above this line, the page below it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+
+from alphastomics.generation.cells import InputCells
+
+Scores = dict[str, dict[str, dict[str, float]]]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Cells placed by their expression, turned onto the truth slice by slice.
+
+    Attributes
+    ----------
+    position
+        Where they came to lie, in the truth's frame and units.
+    error
+        Distance from the true place.
+    spread
+        Root of the summed variances of the draws; None when there was one draw only.
+    """
+
+    position: Float32[np.ndarray, "N 3"]
+    error: Float32[np.ndarray, " N"]
+    spread: Float32[np.ndarray, " N"] | None
+
+
+@dataclass(frozen=True)
+class NewTissue:
+    """Tissue made from nothing, and for each of its cells the true one with the nearest expression.
+
+    Where it lies and how it is turned is arbitrary: here it was brought onto the nearest cells.
+    """
+
+    position: Float32[np.ndarray, "N 3"]
+    expression: Float32[np.ndarray, "N G"]
+    nearest: Int64[np.ndarray, " N"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way from noise to tissue, of some cells of one slice: F steps, M cells.
+
+    Attributes
+    ----------
+    rows
+        The cells that are shown.
+    time
+        t / T at each step, from 1 down.
+    noisy, clean
+        What the network saw, and the clean cells that it predicted from it.
+    """
+
+    rows: Int64[np.ndarray, " M"]
+    time: Float[np.ndarray, " F"]
+    noisy: Float32[np.ndarray, "F M 3"]
+    clean: Float32[np.ndarray, "F M 3"]
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the layers do with some cells of one slice at several diffusion times.
+
+    Attributes
+    ----------
+    rows
+        The cells that were looked at.
+    time
+        t / T of the looks.
+    expert_use
+        Share of the choices that fell on each expert, by time and layer; None without experts.
+    gate
+        Histogram of the open share of the gates over [0, 1], by time and layer; None without gates.
+    attention
+        Attention that each cell receives by layer, times the number of cells: 1 is an even share.
+        Averaged over the times.
+    """
+
+    rows: Int64[np.ndarray, " M"]
+    time: Float[np.ndarray, " T"]
+    expert_use: Float[np.ndarray, "T L E"] | None
+    gate: Float[np.ndarray, "T L bins"] | None
+    attention: Float32[np.ndarray, "L M"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One logged value over the steps of a run."""
+
+    step: Float[np.ndarray, " K"]
+    value: Float[np.ndarray, " K"]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that a report shows; what is None is said to be missing, and why.
+
+    Attributes
+    ----------
+    title
+        Name of the run.
+    facts
+        What was looked at, as names and values for the head of the page.
+    cells, genes
+        The truth, and the names of its genes.
+    placed, predicted, new, path, inside
+        Results of the modes and of the look inside.
+    scores
+        What `test` found: {mode: {method: {metric: value}}}.
+    curves
+        What the run logged.
+    missing
+        Part of the page -> why it is not there.
+    """
+
+    title: str
+    facts: list[tuple[str, str]]
+    cells: InputCells
+    genes: list[str]
+    placed: Placed | None = None
+    predicted: Float32[np.ndarray, "N G"] | None = None
+    new: NewTissue | None = None
+    path: Path | None = None
+    inside: Inside | None = None
+    scores: Scores | None = None
+    curves: dict[str, Curve] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,96 @@
+"""A look inside for the report: a module and a slice enter; experts, gates and attention leave."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Generator, Tensor
+
+from alphastomics.attn_model.inspection import LayerRecord, record
+from alphastomics.config import Mode
+from alphastomics.diffusion_model.draws import stream_seed
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.noise import centered, centered_noise, draw_noise
+from alphastomics.generation.cells import InputCells
+from alphastomics.report.findings import Inside
+
+TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
+GATE_BINS = 25
+# Attention received takes N^2 time; this many cells show its shape.
+MOST_CELLS = 4096
+
+
+@torch.no_grad()
+def look_inside(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    rows: Int64[np.ndarray, " N"],
+    mode: Mode,
+    seed: int,
+) -> Inside:
+    """Noise a slice to several times, as in training, and record what each layer does."""
+    random = np.random.default_rng(stream_seed(seed, "report", "inside"))
+    if len(rows) > MOST_CELLS:
+        rows = np.sort(random.choice(rows, MOST_CELLS, replace=False))
+    looks = [_look(module, cells, rows, mode, time, seed) for time in TIMES]
+    return Inside(
+        rows,
+        np.array(TIMES),
+        _stacked([[layer.expert_use for layer in look] for look in looks]),
+        _stacked([[_gate_histogram(layer.gate) for layer in look] for look in looks]),
+        np.mean([_attention(look) for look in looks], axis=0).astype(np.float32),
+    )
+
+
+def _look(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    rows: Int64[np.ndarray, " N"],
+    mode: Mode,
+    time: float,
+    seed: int,
+) -> list[LayerRecord]:
+    """Record one forward pass; what the mode gives is at time 0."""
+    assert cells.position is not None
+    device = module.position_scale.device
+    generator = Generator().manual_seed(stream_seed(seed, "report", "noise"))
+    mask = torch.ones(1, len(rows), dtype=torch.bool, device=device)
+    expression = torch.from_numpy(cells.expression[rows])[None].to(device)
+    place = torch.from_numpy(cells.position[rows])[None].to(device)
+    position = (centered(place.double(), mask) / module.position_scale).float()
+    step = round(time * module.noise_model.num_timesteps)
+    times = torch.tensor(
+        [[0 if mode == "expr_to_pos" else step, 0 if mode == "pos_to_expr" else step]],
+        device=device,
+    )
+    settings = module.config.diffusion
+    noise = draw_noise(tuple(expression.shape), mask, generator, torch.float32)
+    jitter = centered_noise(tuple(position.shape), mask, generator, torch.float32)
+    noisy = module.noise_model.noised(expression, noise, times[:, 0], settings.nu_expression)
+    moved = module.noise_model.noised(position, jitter, times[:, 1], settings.nu_position)
+    with record(module.average, attention="received") as seen:
+        module.average(noisy, moved, module.noise_model.network_time(times, torch.float32), mask)
+    return seen.layers
+
+
+def _gate_histogram(gate: Tensor | None) -> Tensor | None:
+    """Count how far gates are open, as shares of all."""
+    if gate is None:
+        return None
+    counts = torch.histc(gate.float().cpu(), bins=GATE_BINS, min=0, max=1)
+    return counts / counts.sum().clamp(min=1)
+
+
+def _attention(look: list[LayerRecord]) -> Float[np.ndarray, "L M"]:
+    """Return what each cell receives, in even shares."""
+    received = [layer.attention_received for layer in look]
+    return np.stack(
+        [(share[0] * share.shape[1]).cpu().numpy() for share in received if share is not None]
+    )
+
+
+def _stacked(values: list[list[Tensor | None]]) -> Float[np.ndarray, "T L K"] | None:
+    """Stack what every layer has; None when the network has no such part."""
+    rows = [[value for value in row if value is not None] for row in values]
+    if not rows[0]:
+        return None
+    return np.stack([torch.stack(row).double().cpu().numpy() for row in rows])

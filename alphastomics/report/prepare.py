@@ -1,0 +1,357 @@
+"""From findings to the page's data: arrays enter, compact JSON-ready values leave; no network here.
+
+Numbers for pictures travel as 8 or 16 bit levels between two ends, deflated, in base64: a pixel
+shows no more. Everything that is told as a number is computed before that, in full precision.
+"""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from scipy.stats import chi2, spearmanr
+
+from alphastomics.errors import InputError
+from alphastomics.evaluation.expression import gene_correlations
+from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
+from alphastomics.evaluation.scores import MORAN_NEIGHBOURS
+from alphastomics.generation.cells import InputCells
+from alphastomics.report.findings import Curve, Findings, Inside, Path, Placed, Scores
+from alphastomics.report.words import HEADLINES, METRICS, MODES, MOST_HEADLINES, OURS, words_of
+
+MOST_POINTS = 200_000
+# Values of genes in the page, over true, predicted and new cells: keeps the file near 20 MB.
+MOST_GENE_VALUES = 30_000_000
+CALIBRATION_BINS, LEAST_IN_A_BIN = 10, 5
+COVERAGE_LEVELS = np.linspace(0.05, 0.95, 19)
+ENDS = (0.01, 0.99)
+CURVE_POINTS = 1000
+# The highest level of a gene says that its slice did not measure it.
+LEVELS, UNMEASURED = 254, 255
+RANKED_CELLS = 20_000
+
+
+def shown_rows(cells: InputCells, limit: int, seed: int) -> Int64[np.ndarray, " M"]:
+    """Choose the cells to show: all, or of each slice the same share, at random."""
+    total = len(cells.names)
+    if total <= limit:
+        return np.arange(total)
+    random = np.random.default_rng(seed)
+    parts = []
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        count = max(1, len(rows) * limit // total)
+        parts.append(random.choice(rows, count, replace=False))
+    return np.sort(np.concatenate(parts)[:limit])
+
+
+def packed(values: np.ndarray) -> str:
+    """Deflate an array of bytes or 16 bit words and spell it in base64."""
+    assert values.dtype in (np.uint8, np.uint16)
+    little = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"))
+    return base64.b64encode(zlib.compress(little.tobytes(), 6)).decode("ascii")
+
+
+def levels(values: Float[np.ndarray, "*shape"], low: float, high: float) -> dict[str, Any]:
+    """Pack values as 16 bit levels between two ends."""
+    width = high - low if high > low else 1.0
+    scaled = np.clip((np.asarray(values, dtype=np.float64) - low) / width, 0, 1)
+    words = np.round(scaled * 65535).astype(np.uint16)
+    return {"bits": 16, "low": low, "high": low + width, "data": packed(words)}
+
+
+def spanned(values: Float[np.ndarray, "*shape"]) -> dict[str, Any]:
+    """Pack values between their own least and largest."""
+    return levels(values, float(np.min(values)), float(np.max(values)))
+
+
+def codes(values: Int64[np.ndarray, " N"]) -> dict[str, Any]:
+    """Pack small whole numbers as they are."""
+    return {"bits": 16, "low": 0, "high": 65535, "data": packed(values.astype(np.uint16))}
+
+
+def places(position: Float32[np.ndarray, "N 3"]) -> dict[str, Any]:
+    """Pack coordinates axis by axis."""
+    return {axis: spanned(position[:, index]) for index, axis in enumerate("xyz")}
+
+
+def moran_of(
+    cells: InputCells, values: Float32[np.ndarray, "N G"], seed: int
+) -> Float[np.ndarray, " G"]:
+    """Moran's I of every gene, averaged over slices by their cells; NaN where no slice has one."""
+    assert cells.position is not None
+    random = np.random.default_rng(seed)
+    total = np.zeros(values.shape[1])
+    weight = np.zeros(values.shape[1])
+    for number in range(len(cells.slice_names)):
+        rows = random.permutation(cells.rows_of(number))[:RANKED_CELLS]
+        if len(rows) <= MORAN_NEIGHBOURS:
+            continue
+        graph = spatial_neighbours(cells.position[rows, : cells.dims], k=MORAN_NEIGHBOURS)
+        found = morans_i(values[rows], graph).numpy()
+        real = np.isfinite(found) & cells.measured[number]
+        total[real] += found[real] * len(rows)
+        weight[real] += len(rows)
+    with np.errstate(invalid="ignore"):
+        return total / weight
+
+
+def chosen_genes(
+    genes: Sequence[str], moran: Float[np.ndarray, " G"], wanted: Sequence[str], room: int
+) -> Int64[np.ndarray, " K"]:
+    """Choose genes for the page: the wanted, then the most spatial, while there is room."""
+    place = {gene: number for number, gene in enumerate(genes)}
+    unknown = [gene for gene in wanted if gene not in place]
+    if unknown:
+        raise InputError(
+            f"--genes: {unknown[0]!r} is none of the checkpoint's {len(genes)} genes "
+            f"(the first is {genes[0]!r})"
+        )
+    first = list(dict.fromkeys(place[gene] for gene in wanted))
+    ranked = np.argsort(-np.nan_to_num(moran, nan=-np.inf), kind="stable")
+    rest = [int(number) for number in ranked if int(number) not in set(first)]
+    return np.array([*first, *rest][: max(room, len(first), 1)], dtype=np.int64)
+
+
+def gene_levels(
+    true: Float32[np.ndarray, "N K"],
+    others: dict[str, Float32[np.ndarray, "N K"]],
+    measured: Bool[np.ndarray, "N K"],
+    names: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Pack genes as 8 bit levels; truth and predictions of a gene share their ends.
+
+    So equal colours are equal values. The ends are the truth's 1st and 99th percentile.
+    """
+    found = []
+    for column, name in enumerate(names):
+        real = measured[:, column]
+        values = true[real, column]
+        low, high = (float(end) for end in np.quantile(values, ENDS)) if real.any() else (0.0, 1.0)
+        width = high - low if high > low else 1.0
+
+        def leveled(part: np.ndarray, low: float = low, width: float = width) -> np.ndarray:
+            scaled = np.clip((part - low) / width, 0, 1)
+            return np.round(scaled * LEVELS).astype(np.uint8)
+
+        truth = leveled(true[:, column])
+        truth[~real] = UNMEASURED
+        entry: dict[str, Any] = {"name": name, "low": low, "high": low + width}
+        entry["true"] = packed(truth)
+        entry |= {part: packed(leveled(table[:, column])) for part, table in others.items()}
+        found.append(entry)
+    return found
+
+
+def calibration(
+    error: Float[np.ndarray, " N"], spread: Float[np.ndarray, " N"], dims: int
+) -> dict[str, Any]:
+    """Compare what the spread promises with the errors that came.
+
+    Cells are binned by spread: root mean square error against root mean square spread. Coverage:
+    if errors were Gaussian with that spread, alike along every axis, |error|^2 D / spread^2 would
+    be chi-squared with D degrees of freedom, and the share of cells within its p-quantile p.
+    """
+    bins = max(1, min(CALIBRATION_BINS, len(error) // LEAST_IN_A_BIN))
+    parts = np.array_split(np.argsort(spread, kind="stable"), bins)
+    safe = np.maximum(spread.astype(np.float64), 1e-12 * max(float(spread.max()), 1e-300))
+    ratio = np.square(error / safe) * dims
+    covered = [float(np.mean(ratio <= chi2.ppf(level, dims))) for level in COVERAGE_LEVELS]
+    varied = np.ptp(spread) > 0 and np.ptp(error) > 0
+    return {
+        "spread": [_rms(spread[part]) for part in parts],
+        "error": [_rms(error[part]) for part in parts],
+        "level": COVERAGE_LEVELS.tolist(),
+        "covered": covered,
+        "ratio": _rms(error) / max(_rms(spread), 1e-300),
+        "correlation": float(spearmanr(spread, error).statistic) if varied else None,
+    }
+
+
+def _rms(values: Float[np.ndarray, " N"]) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def gene_agreement(
+    findings: Findings, predicted: Float32[np.ndarray, "N G"], true_moran: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """Pearson r and Moran's I, true and predicted, of every gene."""
+    cells = findings.cells
+    measured = torch.from_numpy(cells.measured[cells.slice_id])
+    r = gene_correlations(
+        torch.from_numpy(predicted), torch.from_numpy(cells.expression), measured
+    ).numpy()
+    made = moran_of(cells, predicted, seed)
+    return {
+        "genes": list(findings.genes),
+        "pearson": numbers(r),
+        "moran_true": numbers(true_moran),
+        "moran_predicted": numbers(made),
+    }
+
+
+def numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """Return numbers as JSON knows them: what is not finite becomes null."""
+    rounded = (float(f"{value:.5g}") for value in np.asarray(values, dtype=np.float64))
+    return [value if np.isfinite(value) else None for value in rounded]
+
+
+def path_data(path: Path, types: Int64[np.ndarray, " N"] | None) -> dict[str, Any]:
+    """Pack the frames of the path, seen from above."""
+    parts = {
+        name: {axis: spanned(frames[..., index].ravel()) for index, axis in enumerate("xy")}
+        for name, frames in (("noisy", path.noisy), ("clean", path.clean))
+    }
+    return {
+        "cells": len(path.rows),
+        "time": numbers(path.time),
+        "types": None if types is None else codes(types[path.rows]),
+        **parts,
+    }
+
+
+def inside_data(inside: Inside, cells: InputCells) -> dict[str, Any]:
+    """Spell out what the layers do; attention as a map of the cells looked at, and as a curve."""
+    assert cells.position is not None
+    ordered = -np.sort(-inside.attention, axis=1)
+    picks = np.unique(np.geomspace(1, ordered.shape[1], 200).astype(int)) - 1
+    return {
+        "cells": len(inside.rows),
+        "slice": cells.slice_names[int(cells.slice_id[inside.rows[0]])],
+        "time": numbers(inside.time),
+        "expert_use": None
+        if inside.expert_use is None
+        else np.round(inside.expert_use, 4).tolist(),
+        "gate": None if inside.gate is None else np.round(inside.gate, 5).tolist(),
+        "place": places(cells.position[inside.rows]),
+        "attention": [spanned(layer) for layer in inside.attention],
+        "ranked": {"rank": (picks + 1).tolist(), "share": np.round(ordered[:, picks], 4).tolist()},
+    }
+
+
+def curve_data(curves: dict[str, Curve]) -> dict[str, Any]:
+    """Thin the logged curves of the losses to what a screen shows."""
+    found = {}
+    for name, curve in curves.items():
+        if not name.startswith(("train/", "val/")):
+            continue
+        picks = np.unique(np.linspace(0, len(curve.step) - 1, CURVE_POINTS).astype(int))
+        found[name] = {"step": numbers(curve.step[picks]), "value": numbers(curve.value[picks])}
+    return found
+
+
+def score_data(scores: Scores) -> list[dict[str, Any]]:
+    """Lay the scores out as tables: by mode, methods in rows, metrics in columns."""
+    tables = []
+    for mode, methods in scores.items():
+        if mode not in MODES or not methods:
+            continue
+        present = {metric for values in methods.values() for metric in values}
+        metrics = [metric for metric in METRICS if metric in present]
+        metrics += sorted(present - set(METRICS))
+        headlines = [metric for metric in HEADLINES.get(mode, metrics) if metric in present]
+        tables.append(
+            {
+                "mode": mode,
+                "title": MODES[mode],
+                "methods": list(methods),
+                "ours": OURS,
+                "headlines": headlines[:MOST_HEADLINES],
+                "metrics": [{"name": metric, **words_of(metric)._asdict()} for metric in metrics],
+                "values": {
+                    method: {name: numbers([value])[0] for name, value in values.items()}
+                    for method, values in methods.items()
+                },
+            }
+        )
+    return tables
+
+
+def type_codes(cells: InputCells) -> tuple[list[str], Int64[np.ndarray, " N"]] | None:
+    """Give each cell type a number, the most frequent first."""
+    if cells.cell_type is None:
+        return None
+    names, number, counts = np.unique(
+        cells.cell_type.astype(str), return_inverse=True, return_counts=True
+    )
+    order = np.argsort(-counts, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return [str(name) for name in names[order]], rank[number]
+
+
+def placed_data(placed: Placed, rows: Int64[np.ndarray, " M"], dims: int) -> dict[str, Any]:
+    """Pack the placed cells, their errors and their spreads."""
+    spread = placed.spread
+    return {
+        "place": places(placed.position[rows]),
+        "error": spanned(placed.error[rows]),
+        "error_median": float(np.median(placed.error)),
+        "spread": None if spread is None else spanned(spread[rows]),
+        "calibration": None if spread is None else calibration(placed.error, spread, dims),
+    }
+
+
+def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) -> dict[str, Any]:
+    """Make everything that the page needs, ready for JSON.
+
+    Parameters
+    ----------
+    findings
+        What was found.
+    seed
+        Of the choice of cells, when there are more than `limit`.
+    wanted
+        Genes that must be on the page.
+    limit
+        Cells to show at most.
+    """
+    cells = findings.cells
+    assert cells.position is not None
+    rows = shown_rows(cells, limit, seed)
+    new, predicted = findings.new, findings.predicted
+    others = {} if predicted is None else {"predicted": predicted}
+    if new is not None:
+        others["new"] = new.expression
+    moran = moran_of(cells, cells.expression, seed)
+    room = MOST_GENE_VALUES // (len(rows) * (1 + len(others)))
+    picked = chosen_genes(findings.genes, moran, wanted, room)
+    types = type_codes(cells)
+    of_type = None if types is None else types[1]
+    return {
+        "title": findings.title,
+        "facts": findings.facts,
+        "missing": findings.missing,
+        "dims": cells.dims,
+        "cells": len(cells.names),
+        "shown": len(rows),
+        "names": [cells.names[row] for row in rows] if len(rows) <= 20_000 else None,
+        "slices": cells.slice_names,
+        "slice": codes(cells.slice_id[rows]),
+        "types": None if types is None else types[0],
+        "type": None if of_type is None else codes(of_type[rows]),
+        "place": places(cells.position[rows]),
+        "num_genes": len(findings.genes),
+        "genes": gene_levels(
+            cells.expression[np.ix_(rows, picked)],
+            {name: table[np.ix_(rows, picked)] for name, table in others.items()},
+            cells.measured[np.ix_(cells.slice_id[rows], picked)],
+            [findings.genes[number] for number in picked],
+        ),
+        "placed": findings.placed and placed_data(findings.placed, rows, cells.dims),
+        "agreement": None
+        if predicted is None
+        else gene_agreement(findings, predicted, moran, seed),
+        "new": new
+        and {
+            "place": places(new.position[rows]),
+            "type": None if of_type is None else codes(of_type[new.nearest[rows]]),
+        },
+        "path": findings.path and path_data(findings.path, of_type),
+        "inside": findings.inside and inside_data(findings.inside, cells),
+        "scores": findings.scores and score_data(findings.scores),
+        "curves": curve_data(findings.curves),
+    }

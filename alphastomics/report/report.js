@@ -1,0 +1,320 @@
+// The page: data from the block above enter; each section is filled, or says why it is empty.
+"use strict";
+
+const data = JSON.parse(document.getElementById("report-data").textContent);
+const bodyOf = (id) => document.querySelector(`#${id} .body`);
+// As high as the tissue needs at half the page's width, and no higher than a laptop's window.
+const aspect = (data.place.y.high - data.place.y.low) / (data.place.x.high - data.place.x.low || 1);
+const sideHeight = Math.round(Math.max(320, Math.min(0.66 * innerHeight, 570, 560 * aspect + 40)));
+
+/** Say that a part is missing, and why; quietly when that is nobody's loss. */
+function absent(parent, what, reason, style = "note") {
+  parent.append(element("p", { className: style, text: reason ? `${what}: ${reason}.` : `${what}.` }));
+}
+
+// What a tissue can be coloured by.
+const byType = (arrays) => ({ label: "Cell type", group: "Cells", types: true, arrays });
+const typeArrays = (...entries) => async () => Promise.all(entries.map(unpack));
+const byValue = (label, entry, panels, colours, unit) => ({
+  label, group: "Cells", low: entry.low, high: entry.high, colours, unit,
+  arrays: async () => { const values = shares(await unpack(entry), entry.low, entry.high); return Array(panels).fill(values); },
+});
+const byGenes = (left, right) => data.genes.map((gene) => ({
+  label: gene.name, group: "Genes", low: gene.low, high: gene.high, colours: VIRIDIS, unit: "model units",
+  arrays: async () => (left === right ? Array(2).fill(await geneShares(gene[left])) : Promise.all([gene[left], gene[right]].map(geneShares))),
+}));
+const bySlice = () => ({ label: "One colour", group: "Cells", low: 0, high: 1, colours: ["#4477aa", "#4477aa"], arrays: async () => Array(2).fill(new Float32Array(data.shown)) });
+const cellsFirst = (arrays) => (data.types ? [byType(arrays)] : data.genes.length ? [] : [bySlice()]);
+
+/** What is told of a cell under the pointer. */
+function cellWords(row, panel, { newTissue } = {}) {
+  const made = newTissue && panel === 1;
+  const slice = known.slice ? data.slices[Math.round(known.slice[row])] : "";
+  const codes = made ? known.newType : known.type;
+  return [
+    made ? "a new cell" : data.names ? `cell ${data.names[row]}` : "",
+    data.slices.length > 1 ? `slice ${slice}` : "",
+    data.types && codes ? `${made ? "most like " : ""}${data.types[Math.round(codes[row])]}` : "",
+    !made && known.error ? `placed ${shortNumber(known.error[row])} from its true place` : "",
+    !made && known.spread ? `spread of the draws ${shortNumber(known.spread[row])}` : "",
+  ];
+}
+const known = {};
+async function unpackKnown() {
+  const wanted = { slice: data.slice, type: data.type, newType: data.new?.type, error: data.placed?.error, spread: data.placed?.spread };
+  for (const [name, entry] of Object.entries(wanted)) if (entry) known[name] = await unpack(entry);
+}
+
+function tissues(parent, options) {
+  return new Tissues(parent, { slices: data.slices, sliceOf: data.slice, dims: data.dims, types: data.types, linked: true, height: sideHeight, cells: cellWords, ...options });
+}
+
+function showHead() {
+  document.getElementById("facts").append(...data.facts.map(([name, value]) => element("div", {}, element("dt", { text: name }), element("dd", { text: value }))));
+  const notes = [];
+  if (data.shown < data.cells) notes.push(`${data.shown.toLocaleString("en")} of ${data.cells.toLocaleString("en")} cells are drawn, chosen at random from every slice; all scores and curves are from all cells.`);
+  if (data.genes.length < data.num_genes) notes.push(`${data.genes.length} of ${data.num_genes} genes can be chosen as colours: the most spatial ones, and those asked for with --genes.`);
+  if (!data.types) notes.push("The data have no cell types: tissues are coloured by genes.");
+  const note = document.getElementById("subsampled");
+  note.textContent = notes.join(" ");
+  note.hidden = !notes.length;
+  document.getElementById("nav").append(...[...document.querySelectorAll("[data-nav]")].map((section) => element("a", { href: `#${section.id}`, text: section.dataset.nav })));
+  document.getElementById("theme").addEventListener("click", () => {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    redraws.forEach((draw) => draw());
+  });
+}
+
+// Scores.
+const isOracle = (method) => /oracle/i.test(method);
+function bestOf(table, metric) {
+  const found = table.methods.filter((method) => !isOracle(method)).map((method) => [method, table.values[method][metric.name]]).filter(([, value]) => value !== null && value !== undefined);
+  if (!found.length || metric.better === "unknown") return null;
+  found.sort((one, other) => (metric.better === "higher" ? other[1] - one[1] : one[1] - other[1]));
+  return found[0][0];
+}
+
+function scoreBars(table, metric) {
+  const values = table.methods.map((method) => table.values[method][metric.name]);
+  const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
+  const best = bestOf(table, metric);
+  const arrow = { higher: "↑", lower: "↓", unknown: "" }[metric.better];
+  const rows = table.methods.map((method, index) => {
+    const row = element("div", { className: `bar-row${method === table.ours ? " ours" : ""}${isOracle(method) ? " oracle" : ""}` },
+      element("span", { text: `${method}${method === best ? " ★" : ""}` }), element("b", { text: shortNumber(values[index]) }), element("i"));
+    row.style.setProperty("--share", `${(100 * Math.max(0, values[index] ?? 0)) / largest}%`);
+    return row;
+  });
+  return element("div", { title: metric.meaning }, element("h3", { text: metric.label + " " }, element("small", { text: arrow })), ...rows, element("p", { className: "hint", text: metric.meaning }));
+}
+
+function scoreTable(table) {
+  const head = element("tr", {}, element("th", { text: "metric" }), ...table.methods.map((method) => element("th", { text: method })));
+  const rows = table.metrics.map((metric) => {
+    const best = bestOf(table, metric);
+    const arrow = { higher: " ↑", lower: " ↓", unknown: "" }[metric.better];
+    return element("tr", {}, element("td", { text: metric.label + arrow, title: metric.meaning }),
+      ...table.methods.map((method) => element("td", { className: method === best ? "best" : "", text: shortNumber(table.values[method][metric.name]) })));
+  });
+  return element("div", { className: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+}
+
+function showScores() {
+  const body = bodyOf("scores");
+  if (!data.scores?.length) return absent(body, "No scores", data.missing.scores);
+  for (const table of data.scores) {
+    const named = Object.fromEntries(table.metrics.map((metric) => [metric.name, metric]));
+    const bars = element("div", { className: "bars" }, ...table.headlines.map((name) => scoreBars(table, named[name])));
+    const all = element("details", {}, element("summary", { text: `All ${table.metrics.length} metrics` }), scoreTable(table));
+    const mode = element("div", { className: "mode" }, element("h3", { text: table.title }), bars, all);
+    if (table.methods.length === 1) absent(mode, "No baseline was scored");
+    body.append(mode);
+  }
+}
+
+// Tissues.
+function showPlaced() {
+  const body = bodyOf("placed");
+  if (!data.placed) return absent(body, "Not shown", data.missing.placed);
+  const panels = [{ title: "True tissue", place: data.place }, { title: "Placed by the model", place: data.placed.place }];
+  const measures = [byValue("Error", data.placed.error, 2, INFERNO, "data units")];
+  if (data.placed.spread) measures.push(byValue("Spread of the draws", data.placed.spread, 2, INFERNO, "data units"));
+  tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
+}
+
+function showPath() {
+  const body = bodyOf("path");
+  if (!data.path) return absent(body, "Not shown", data.missing.path);
+  new Player(body, data.path, data.types);
+}
+
+function showErrors() {
+  const body = bodyOf("errors");
+  if (!data.placed) return absent(body, "Not shown", data.missing.placed);
+  const { error, spread, calibration } = data.placed;
+  const sides = [["Error: distance from the true place", error], ...(spread ? [["Spread of the draws", spread]] : [])];
+  const high = error.high;
+  const both = { label: "Distance", group: "Cells", low: 0, high, colours: INFERNO, unit: "data units", arrays: async () => Promise.all(sides.map(async ([, entry]) => shares(await unpack(entry), 0, high))) };
+  tissues(body, { panels: sides.map(([title]) => ({ title, place: data.place })), choices: [both], height: Math.round(sideHeight * 0.8) });
+  if (!spread) return absent(body, "No uncertainty", data.missing.spread);
+  const row = body.appendChild(element("div", { className: "row" }));
+  const most = Math.max(...calibration.spread, ...calibration.error) * 1.06;
+  const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
+  const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
+  const factor = shortNumber(calibration.ratio);
+  const follows = calibration.correlation === null ? "" : ` Spread and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
+  chart(row, 300, () => ({
+    traces: [line([0, most], [0, most]), points(calibration.spread, calibration.error, "spread %{x:.3g}<br>error %{y:.3g}<extra></extra>")],
+    layout: { xaxis: axis("spread that was promised", { rangemode: "tozero" }), yaxis: axis("error that came", { rangemode: "tozero" }) },
+  }), "Cells grouped by spread", `On the dotted line the spread is right; above it the model is too sure. Errors are ${factor} × the spread over all cells.${follows}`);
+  chart(row, 300, () => ({
+    traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "promised %{x:.0%}<br>found %{y:.0%}<extra></extra>")],
+    layout: { xaxis: axis("share of cells promised within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share found", { range: [0, 1], tickformat: ".0%" }) },
+  }), "Coverage", "Regions that should hold this share of the cells, were errors Gaussian with the spread, against the share that they hold. Below the line the model is too sure.");
+}
+
+function showPredicted() {
+  const body = bodyOf("predicted");
+  if (!data.agreement) return absent(body, "Not shown", data.missing.predicted);
+  const panels = [{ title: "Measured", place: data.place }, { title: "Predicted from positions", place: data.place }];
+  const view = tissues(body, { panels, choices: byGenes("true", "predicted") });
+  geneThumbnails(body, view);
+  geneCharts(body);
+}
+
+function geneThumbnails(body, view) {
+  const picks = data.genes.slice(0, 8);
+  const r = Object.fromEntries(data.agreement.genes.map((name, index) => [name, data.agreement.pearson[index]]));
+  const thumbs = picks.map((gene, index) => {
+    const canvases = [element("canvas"), element("canvas")];
+    const words = r[gene.name] === null ? "" : `r = ${r[gene.name].toFixed(2)}`;
+    const thumb = element("button", { className: "thumb", type: "button" }, element("h3", {}, element("span", { text: gene.name }), element("small", { text: words })), element("div", { className: "pair" }, ...canvases));
+    thumb.addEventListener("click", () => { view.choose(index); view.stage.scrollIntoView({ behavior: "smooth", block: "center" }); });
+    const draw = async () => {
+      const { x, y } = await unpackPlace(data.place);
+      const slice = await unpack(data.slice);
+      const chosen = [...slice.keys()].filter((row) => Math.round(slice[row]) === Math.max(view.slice, 0));
+      const every = Math.max(1, Math.floor(chosen.length / 4000));
+      const rows = chosen.filter((_, place) => place % every === 0);
+      const pick = (values) => Float32Array.from(rows, (row) => values[row]);
+      for (const [side, part] of ["true", "predicted"].entries()) thumbnail(canvases[side], pick(x), pick(y), pick(await geneShares(gene[part])));
+      thumb.dataset.state = "drawn";
+    };
+    whenSeen(thumb, () => { redraws.add(draw); draw(); });
+    thumb.setAttribute("aria-pressed", String(index === 0));
+    return thumb;
+  });
+  view.onChoice = (index) => thumbs.forEach((thumb, place) => thumb.setAttribute("aria-pressed", String(place === index)));
+  body.append(element("h3", { text: "The most spatial genes: measured left, predicted right", style: "margin-top: 20px" }), element("div", { className: "thumbs" }, ...thumbs));
+}
+
+function geneCharts(body) {
+  const { genes, pearson, moran_true: before, moran_predicted: after } = data.agreement;
+  const row = body.appendChild(element("div", { className: "row" }));
+  const order = [...genes.keys()].filter((index) => pearson[index] !== null).sort((one, other) => pearson[other] - pearson[one]);
+  const plain = (name) => name.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  const dots = (x, y, names, words) => ({ x, y, customdata: names.map(plain), mode: "markers", marker: { size: 6, opacity: 0.75, color: cssColour("--accent") }, hovertemplate: words });
+  chart(row, 300, () => ({
+    traces: [dots(order.map((_, rank) => rank + 1), order.map((index) => pearson[index]), order.map((index) => genes[index]), "%{customdata}<br>r = %{y:.2f}<extra></extra>")],
+    layout: { xaxis: axis("genes, best first"), yaxis: axis("Pearson r over cells") },
+  }), "Agreement by gene", "Correlation of measured and predicted values over the cells. Genes without a spatial pattern cannot be predicted from a place: they lie near 0.");
+  const ends = [...before, ...after].filter((value) => value !== null);
+  const [least, most] = [Math.min(0, ...ends), Math.max(...ends, 0.1)];
+  chart(row, 300, () => ({
+    traces: [
+      { x: [least, most], y: [least, most], mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" },
+      dots(before, after, genes, "%{customdata}<br>measured %{x:.2f}<br>predicted %{y:.2f}<extra></extra>"),
+    ],
+    layout: { xaxis: axis("Moran's I, measured"), yaxis: axis("Moran's I, predicted") },
+  }), "Spatial order by gene", "1: neighbours are alike; 0: no order. Points to the right should lie high. A prediction of means is smoother than single cells, so that points lie above the line.");
+}
+
+function showNew() {
+  const body = bodyOf("new");
+  if (!data.new) return absent(body, "Not shown", data.missing.new);
+  const panels = [{ title: "True tissue", place: data.place }, { title: "New tissue", place: data.new.place }];
+  tissues(body, { panels, linked: false, choices: [...cellsFirst(typeArrays(data.type, data.new.type)), ...byGenes("true", "new")], cells: (row, panel) => cellWords(row, panel, { newTissue: true }) });
+}
+
+// Training and the network.
+/** A running mean: single steps draw their own noise, and jump with it. */
+function smoothed(values) {
+  const reach = Math.max(1, Math.round(values.length / 20));
+  return values.map((_, place) => {
+    const near = values.slice(Math.max(0, place - reach), place + reach + 1).filter((value) => value !== null);
+    return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
+  });
+}
+
+function showTraining() {
+  const body = bodyOf("training");
+  const titles = { loss: "Total loss", expression: "Expression", position: "Position", masked: "Masked entries", balance: "Expert balance" };
+  const terms = Object.keys(titles).filter((term) => ["train", "val"].some((part) => data.curves[`${part}/${term}`]?.value.some((value) => value)));
+  if (!terms.length) return absent(body, "No curves", data.missing.curves || "the run has logged no losses");
+  let type = "linear";
+  const row = element("div", { className: "row" });
+  const dots = [["training, smoothed", "--accent"], ["training, single steps", "--rest"], ["validation", "--second"]].map(([text, colour]) => { const dot = element("i"); dot.style.background = `var(${colour})`; return element("span", { className: "chip" }, dot, element("span", { text })); });
+  const line = (curve, y, colour, width, words) => ({ x: curve.step, y, mode: "lines", line: { color: cssColour(colour), width }, hovertemplate: words });
+  const charts = terms.map((term) => chart(row, 240, () => {
+    const [train, val] = ["train", "val"].map((part) => data.curves[`${part}/${term}`]);
+    const traces = [];
+    if (train) traces.push({ ...line(train, train.value, "--rest", 1, ""), opacity: 0.45, hoverinfo: "skip", hovertemplate: undefined }, line(train, smoothed(train.value), "--accent", 2, "step %{x}<br>training %{y:.4g}<extra></extra>"));
+    if (val) traces.push(line(val, val.value, "--second", 2.2, "step %{x}<br>validation %{y:.4g}<extra></extra>"));
+    return { traces, layout: { xaxis: axis("step"), yaxis: axis("", { type }) } };
+  }, titles[term]));
+  body.append(element("div", { className: "controls" }, segments(["linear", "log"], type, (chosen) => { type = chosen; charts.forEach(({ draw }) => draw()); }), ...dots), row);
+}
+
+/** One small chart a layer, in a grid of one figure. */
+function layerGrid(count, subplot) {
+  const columns = Math.min(count, 4), rows = Math.ceil(count / columns);
+  const layout = { grid: { rows, columns, pattern: "independent", xgap: 0.12, ygap: 0.35 }, annotations: [], margin: { l: 48, r: 16, t: 26, b: 44 } };
+  const traces = [];
+  for (let layer = 0; layer < count; layer += 1) {
+    const number = layer ? String(layer + 1) : "";
+    const { series, x, y } = subplot(layer);
+    traces.push(...series.map((trace) => ({ ...trace, xaxis: `x${number}`, yaxis: `y${number}` })));
+    Object.assign(layout, { [`xaxis${number}`]: x, [`yaxis${number}`]: y });
+    layout.annotations.push({ text: `layer ${layer + 1}`, showarrow: false, xref: `x${number} domain`, yref: `y${number} domain`, x: 0.5, y: 1, yanchor: "bottom", font: { size: 12 } });
+  }
+  return { traces, layout };
+}
+const gridHeight = (count) => 60 + 190 * Math.ceil(count / 4);
+
+function showExperts(body, inside) {
+  if (!inside.expert_use) return absent(body, "Expert use", "this network has no experts (use_moe)", "hint");
+  const layers = inside.expert_use[0].length, experts = inside.expert_use[0][0].length;
+  chart(body, gridHeight(layers), () => layerGrid(layers, (layer) => ({
+    series: [{
+      type: "heatmap", x: inside.time.map(String), y: Array.from({ length: experts }, (_, expert) => `expert ${expert + 1}`), z: Array.from({ length: experts }, (_, expert) => inside.expert_use.map((look) => look[layer][expert])),
+      zmin: 0, zmax: Math.min(1, 2 / experts), colorscale: VIRIDIS.map((colour, index) => [index / (VIRIDIS.length - 1), colour]), showscale: layer === 0 && layers > 0, colorbar: { thickness: 8, len: 0.9, tickformat: ".0%", x: 1.01, outlinewidth: 0 },
+      xgap: 2, ygap: 2, hovertemplate: "t = %{x}<br>%{y}: %{z:.0%}<extra></extra>",
+    }],
+    x: axis("diffusion time", { type: "category" }), y: axis(""),
+  })), "Expert use by diffusion time", `Share of the cells' choices that fell on each expert; an even share is ${Math.round(100 / experts)} %. Columns that differ mean that experts have found times of their own; a dark row is an expert that nobody asks.`);
+}
+
+function showGates(body, inside) {
+  if (!inside.gate) return absent(body, "Gates", "this network has no gates (gate_type)", "hint");
+  const layers = inside.gate[0].length, bins = inside.gate[0][0].length;
+  const centres = Array.from({ length: bins }, (_, bin) => (bin + 0.5) / bins);
+  const looks = [0, inside.time.length >> 1, inside.time.length - 1];
+  const colours = ["#21a08c", "#5b78d6", "#d9772b"];
+  chart(body, gridHeight(layers), () => layerGrid(layers, (layer) => ({
+    series: looks.map((look, place) => ({
+      x: centres, y: inside.gate[look][layer], mode: "lines", line: { shape: "hvh", width: 1.6, color: colours[place] }, fill: "tozeroy", fillcolor: `${colours[place]}22`,
+      hovertemplate: `t = ${inside.time[look]}<br>open %{x:.2f}: %{y:.1%}<extra></extra>`,
+    })),
+    x: axis("open share of the gate", { range: [0, 1] }), y: axis("", { tickformat: ".0%", rangemode: "tozero" }),
+  })), "Gates", `How far the gates of attention are open, over heads and cells, at t = ${looks.map((look, place) => `${inside.time[look]} (${["green", "blue", "orange"][place]})`).join(", ")}. All at 1 means that nothing is filtered.`);
+}
+
+function showInside() {
+  const { inside } = data;
+  const body = bodyOf("inside");
+  if (!inside) return absent(body, "Not shown", data.missing.inside);
+  document.getElementById("inside-words").textContent = `What the layers do with ${inside.cells.toLocaleString("en")} cells of slice ${inside.slice}, noised to t = ${inside.time.join(", ")} (0: clean, 1: pure noise).`;
+  const experts = body.appendChild(element("div"));
+  showExperts(experts, inside);
+  const gates = body.appendChild(element("div", { style: "margin-top: 18px" }));
+  showGates(gates, inside);
+  const row = body.appendChild(element("div", { className: "row", style: "grid-template-columns: repeat(auto-fit, minmax(380px, 1fr))" }));
+  const map = row.appendChild(element("div", { className: "chart" }, element("h3", { text: "Attention received" })));
+  const choices = inside.attention.map((entry, layer) => ({ ...byValue(`Layer ${layer + 1}`, entry, 1, INFERNO, "even shares"), group: "Layers" }));
+  tissues(map, { panels: [{ title: "", place: inside.place }], choices, slices: [], sliceOf: null, linked: false, height: 340, cells: () => [] });
+  map.append(element("p", { className: "hint", text: "How much the others look at a cell, averaged over times; 1 is an even share." }));
+  chart(row, 400, () => ({
+    traces: inside.ranked.share.map((share, layer) => ({ x: inside.ranked.rank, y: share, mode: "lines", line: { width: 2, color: mixed(VIRIDIS, layer / Math.max(1, inside.ranked.share.length)) }, hovertemplate: `layer ${layer + 1}<br>rank %{x}: %{y:.2f}<extra></extra>` })),
+    layout: { xaxis: axis("cells, most looked at first", { type: "log", dtick: 1 }), yaxis: axis("even shares", { rangemode: "tozero" }) },
+  }), "Attention, ranked", "Dark to bright: first to last layer. A curve that starts very high has attention sinks: a few cells that everybody looks at.");
+}
+
+async function main() {
+  await unpackKnown();
+  showHead();
+  for (const show of [showScores, showPlaced, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
+  document.body.dataset.state = "ready";
+}
+main();

@@ -1,0 +1,106 @@
+"""What the metrics of the table are called and which way is better: names enter, words leave."""
+
+from typing import Literal, NamedTuple
+
+
+class Words(NamedTuple):
+    """A metric in words: its label, which way is better, and how to read it."""
+
+    label: str
+    better: Literal["higher", "lower", "unknown"]
+    meaning: str
+
+
+MODES = {
+    "expr_to_pos": "Cells placed by their expression",
+    "pos_to_expr": "Expression predicted at places",
+    "joint": "New tissue",
+}
+OURS = "alphastomics"
+# Shown as bars, in this order; the others are in the whole table.
+HEADLINES = {
+    "expr_to_pos": ("spearman_mean", "knn_preservation", "contact_precision_10pct", "procrustes"),
+    "pos_to_expr": (
+        "pearson_gene_mean",
+        "pearson_cell_mean",
+        "expression_mse",
+        "moran_correlation",
+    ),
+}
+MOST_HEADLINES = 4
+METRICS = {
+    "spearman_mean": Words(
+        "Spearman of distances",
+        "higher",
+        "Are cells that lie far apart placed far apart? Mean over cells.",
+    ),
+    "spearman_median": Words(
+        "Spearman of distances, median", "higher", "The same, median over cells."
+    ),
+    "knn_preservation": Words(
+        "10 nearest neighbours kept",
+        "higher",
+        "Share of a cell's true neighbours that are placed beside it.",
+    ),
+    "contact_precision_1pct": Words(
+        "Contact precision, 1 %",
+        "higher",
+        "Of the closest 1 % of placed pairs, how many are truly among them?",
+    ),
+    "contact_precision_10pct": Words(
+        "Contact precision, 10 %",
+        "higher",
+        "Of the closest 10 % of placed pairs, how many are truly among them?",
+    ),
+    "contact_f1_1pct": Words("Contact F1, 1 %", "higher", "Precision and recall of contacts."),
+    "contact_f1_10pct": Words("Contact F1, 10 %", "higher", "Precision and recall of contacts."),
+    "procrustes": Words(
+        "Procrustes disparity",
+        "lower",
+        "Squared error left after the best shift, turn and scale; 1 knows nothing.",
+    ),
+    "procrustes_no_reflection": Words(
+        "Procrustes, not mirrored", "lower", "The same, but a mirror image counts as wrong."
+    ),
+    "procrustes_no_scale": Words(
+        "Procrustes, not scaled", "lower", "The same in the tissue's own size."
+    ),
+    "distance_mse": Words("Distance MSE", "lower", "Mean squared error of pair distances."),
+    "rmsd": Words(
+        "RMSD", "lower", "Root mean square distance from the true place, in the data's units."
+    ),
+    "rssd": Words("RSSD", "lower", "Root of summed squared distances, for comparison with LUNA."),
+    "class_rssd": Words("RSSD by cell type", "lower", "The same, cell type by cell type."),
+    "rmse_x": Words("RMSE along x", "lower", "Error along one axis."),
+    "rmse_y": Words("RMSE along y", "lower", "Error along one axis."),
+    "rmse_z": Words("RMSE along z", "lower", "Error along one axis."),
+    "pearson_gene_mean": Words(
+        "Pearson r by gene",
+        "higher",
+        "Does a gene's pattern over the tissue agree? Mean over genes.",
+    ),
+    "pearson_gene_median": Words(
+        "Pearson r by gene, median", "higher", "The same, median over genes."
+    ),
+    "pearson_cell_mean": Words(
+        "Pearson r by cell",
+        "higher",
+        "Does a cell's profile over the genes agree? Mean over cells.",
+    ),
+    "pearson_cell_median": Words(
+        "Pearson r by cell, median", "higher", "The same, median over cells."
+    ),
+    "cosine_mean": Words("Cosine by cell", "higher", "Angle between true and predicted profiles."),
+    "expression_mse": Words("Expression MSE", "lower", "Mean squared error over cells and genes."),
+    "moran_correlation": Words(
+        "Moran's I, correlation",
+        "higher",
+        "Are the same genes spatial in the prediction as in the truth?",
+    ),
+    "moran_mae": Words("Moran's I, error", "lower", "How far their spatial order is off."),
+}
+
+
+def words_of(metric: str) -> Words:
+    """Return the words of a metric; one that is not known has its name alone."""
+    return METRICS.get(metric, Words(metric.replace("_", " "), "unknown", ""))
