@@ -44,11 +44,14 @@ class Connection:
         Name of the repository, as owner/name.
     secret
         Access token; None reads what is public.
+    writing
+        Whether something is to be sent.
     """
 
     client: Any
     repo_id: str
     secret: str | None
+    writing: bool
 
     def publish(
         self,
@@ -132,7 +135,7 @@ class Connection:
             if isinstance(error, OSError) and error.filename:
                 raise  # a file here, not the Hub: the door names it
             # from None: the client's own message may quote the header that carries the token.
-            message = explained(error, self.repo_id, hub.constants.ENDPOINT)
+            message = explained(error, self.repo_id, hub.constants.ENDPOINT, writing=self.writing)
             raise InputError(redacted(message, self.secret)) from None
 
 
@@ -148,7 +151,7 @@ def connect(repo_id: str, token: str | None, *, writing: bool) -> Connection:
         )
     if secret is not None and not re.fullmatch(r"[!-~]+", secret):
         raise InputError("--token: is empty, or holds spaces or other letters than a token has")
-    return Connection(hub, repo_id, secret)
+    return Connection(hub, repo_id, secret, writing)
 
 
 def _client() -> Any:
@@ -212,7 +215,7 @@ def hidden_in_logs(secret: str | None) -> Iterator[None]:
             handler.removeFilter(redact)
 
 
-def explained(error: BaseException, repo_id: str, endpoint: str) -> str:
+def explained(error: BaseException, repo_id: str, endpoint: str, *, writing: bool) -> str:
     """Say in one line what went wrong on the way to the Hub, and what to do."""
     cause: BaseException = error
     while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
@@ -226,11 +229,14 @@ def explained(error: BaseException, repo_id: str, endpoint: str) -> str:
     if status == UNAUTHORIZED:
         advice = "the Hub refused the token: give a valid one, or run `hf auth login` again"
     elif status == FORBIDDEN or isinstance(cause, PermissionError):
-        advice = "the token may not write there: give one with write access, or another owner"
+        deed = "write there: give one with write access" if writing else "read it: give another one"
+        advice = f"the token may not {deed}, or another owner"
     elif status == NOT_FOUND:
-        advice = f"{endpoint} knows no such owner or repository: check --repo_id and the token"
+        advice = (
+            f"{endpoint} knows no such owner, repository or file: check --repo_id and the token"
+        )
     elif status is not None and status < SERVER_ERROR:
-        advice = "the Hub refused the upload"
+        advice = f"the Hub refused the {'upload' if writing else 'download'}"
     elif status is not None:
         advice = f"{endpoint} has a fault of its own: give the same command again later"
     elif isinstance(cause, ValueError):
@@ -238,7 +244,7 @@ def explained(error: BaseException, repo_id: str, endpoint: str) -> str:
     else:
         advice = (
             f"the connection to {endpoint} failed: check the network and give the same command "
-            "again; what has arrived is not sent twice"
+            f"again{'; what has arrived is not sent twice' if writing else ''}"
         )
     return f"{repo_id}: {advice} ({said})"
 

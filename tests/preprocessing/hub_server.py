@@ -1,10 +1,14 @@
-"""A server here that speaks the Hub's upload calls, as huggingface_hub 2.4 makes them."""
+"""A server here that speaks the Hub's calls, as huggingface_hub 2.4 makes them."""
 
 import base64
 import hashlib
 import json
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import yaml
 
@@ -28,10 +32,16 @@ class Hub(ThreadingHTTPServer):
         self.created: list[dict] = []
         self.refuse: dict[str, int] = {}  # call -> status
         self.cut: set[str] = set()  # calls whose connection is cut
+        self.welcome: set[str | None] = {f"Bearer {TOKEN}"}  # None: anybody
+
+    @property
+    def path(self) -> str:
+        """Return where the repository is: models have no prefix."""
+        return REPO if self.created[0].get("type", "model") == "model" else f"datasets/{REPO}"
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The calls of `create_repo`, `dataset_info` and `upload_folder`."""
+    """The calls of `create_repo`, `repo_info`, `upload_folder` and `hf_hub_download`."""
 
     server: Hub
     protocol_version = "HTTP/1.1"
@@ -47,13 +57,14 @@ class Answers(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         call = next(name for name, shape in CALLS.items() if re.fullmatch(shape, self.path))
         self.server.calls.append(call)
-        if call != "put" and self.headers["Authorization"] != f"Bearer {TOKEN}":
+        if call != "put" and self.headers["Authorization"] not in self.server.welcome:
             # A careless server repeats what it was given: our messages still must not.
             given = self.headers["Authorization"].removeprefix("Bearer ")
             self.reply({"error": f"Invalid token {given}"}, 401, X_HF_Warning=f"a; bad {given}")
@@ -65,7 +76,7 @@ class Answers(BaseHTTPRequestHandler):
         else:
             getattr(self, f"on_{call}")(body)
 
-    do_GET = do_POST = do_PUT = answer
+    do_GET = do_POST = do_PUT = do_HEAD = answer
 
     def on_create(self, body: bytes) -> None:
         asked = json.loads(body)
@@ -73,7 +84,7 @@ class Answers(BaseHTTPRequestHandler):
         status = 200 if self.server.repo is None else 409
         if self.server.repo is None:
             self.server.repo = {"private": asked.get("visibility") == "private"}
-        self.reply({"url": f"{self.server.url}/datasets/{REPO}"}, status)
+        self.reply({"url": f"{self.server.url}/{self.server.path}"}, status)
 
     def on_info(self, _body: bytes) -> None:
         if self.server.repo is None:
@@ -90,7 +101,7 @@ class Answers(BaseHTTPRequestHandler):
         self.reply({"files": [self.mode_of(file["path"]) for file in json.loads(body)["files"]]})
 
     def mode_of(self, path: str) -> dict:
-        large = path.endswith((".parquet", ".npz"))
+        large = path.endswith((".parquet", ".npz", ".safetensors"))
         content = self.server.files.get(path)
         if content is None:
             oid = None
@@ -125,16 +136,52 @@ class Answers(BaseHTTPRequestHandler):
             elif step["key"] == "lfsFile":
                 self.server.files[value["path"]] = self.server.stored[value["oid"]]
         self.reply(
-            {"commitUrl": f"{self.server.url}/datasets/{REPO}/commit/2", "commitOid": "2" * 40}
+            {"commitUrl": f"{self.server.url}/{self.server.path}/commit/2", "commitOid": "2" * 40}
         )
+
+    def on_resolve(self, _body: bytes) -> None:
+        content = self.server.files.get(self.path.rpartition("/")[2])
+        if content is None:
+            self.reply({"error": "no such file"}, 404, X_Error_Code="EntryNotFound")
+            return
+        self.send_response(200)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", "2" * 40)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
 
 CALLS = {
     "create": "/api/repos/create",
     "yaml": "/api/validate-yaml",
-    "preupload": f"/api/datasets/{REPO}/preupload/main",
-    "commit": f"/api/datasets/{REPO}/commit/main",
-    "info": f"/api/datasets/{REPO}(/revision/main)?",
-    "batch": rf"/datasets/{REPO}\.git/info/lfs/objects/batch",
+    "preupload": f"/api/(datasets|models)/{REPO}/preupload/main",
+    "commit": f"/api/(datasets|models)/{REPO}/commit/main",
+    "info": f"/api/(datasets|models)/{REPO}(/revision/main)?",
+    "batch": rf"/(datasets/)?{REPO}\.git/info/lfs/objects/batch",
     "put": "/put/[0-9a-f]{64}",
+    "resolve": f"/{REPO}/resolve/[^/]+/[^/]+",
 }
+
+
+@contextmanager
+def served(monkeypatch, empty: Path) -> Iterator[Hub]:
+    """Point the client to a fresh server; its pauses between attempts are cut short."""
+    import huggingface_hub
+
+    with Hub() as found:
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+        files = found.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(empty / "none"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(empty / "cache"))
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield found
+        found.shutdown()
+        thread.join()
+    huggingface_hub.close_session()

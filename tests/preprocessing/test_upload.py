@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ from alphastomics.hub import hidden_in_logs, licence_of
 from alphastomics.main import main
 from alphastomics.preprocessing import upload as room
 from alphastomics.preprocessing.schema import parse_metadata
-from tests.preprocessing.hub_server import REPO, TOKEN, Hub
+from tests.preprocessing.hub_server import REPO, TOKEN, served
 from tests.preprocessing.tissue import files_in, make_slice, metadata_of, run, write
 
-hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("huggingface_hub")
 # The client's own way of calling its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
@@ -28,19 +27,8 @@ NASTY = "x|<b>`[a](http://e.vil)"
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    """Point the client to a fresh server; its pauses between attempts are cut short."""
-    with Hub() as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+    with served(monkeypatch, tmp_path) as found:
         yield found
-        found.shutdown()
-        thread.join()
-    hub.close_session()
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +298,16 @@ def test_a_licence_set_on_the_hub_is_kept(server, folder):
     text = server.files["README.md"].decode()
     assert yaml.safe_load(text.split("---")[1])["license"] == "cc-by-4.0"
     assert r"**Licence:** cc-by-4\.0" in text
+
+
+def test_a_licence_that_is_given_stands_in_the_card(server, folder, capsys):
+    server.card_data = {"license": "mit"}
+    assert uploaded(folder, "--license", "cc-by-4.0") == 0
+    text = server.files["README.md"].decode()
+    assert yaml.safe_load(text.split("---")[1])["license"] == "cc-by-4.0"
+    capsys.readouterr()
+    assert uploaded(folder, "--license", "free: [for all]") == 2
+    refusal(capsys, "--license", "cc-by-4.0")
 
 
 @pytest.mark.parametrize(
