@@ -1,5 +1,8 @@
 """Every command and flag of AlphaSTomics, as data: the contract's section 2 and what came since."""
 
+from dataclasses import replace
+
+from pathlib import Path
 
 from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
 
@@ -214,6 +217,46 @@ COMMANDS = {
             Flag("num_samples", "sampling.num_samples"),
             Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
+            switch("no_report", "Leave out the HTML report beside the JSON file."),
+            *SEEDS,
+            VERBOSE,
+        ],
+    ),
+    "report": Command(
+        "Write one HTML page about a run: tissues, scores, uncertainty, training, the network.",
+        [
+            Flag(
+                "run",
+                help="Folder of a run, made by train.",
+                kind=Path,
+                expected="a path",
+                metavar="RUN",
+                required=True,
+                positional=True,
+            ),
+            path_flag("checkpoint", "Checkpoint to report on.", default="the best of the run"),
+            DATA_DIR,
+            path_flag(
+                "input_data",
+                "Cells to report on, in place of the processed folder: .h5ad.",
+                default="--data_dir",
+            ),
+            SPLIT_NAME,
+            path_flag("scores", "JSON file that test wrote.", default="scored anew"),
+            Flag(
+                "genes",
+                help="Genes that must be among the page's colours.",
+                default="the most spatial ones",
+                kind=str,
+                many=True,
+                metavar="GENE",
+            ),
+            Flag("num_steps", "sampling.num_steps"),
+            Flag("sampler", "sampling.sampler"),
+            Flag("num_samples", "sampling.num_samples"),
+            Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+            path_flag("output", "HTML file to write.", default="report.html in the run's folder"),
+            OVERWRITE,
             *SEEDS,
             VERBOSE,
         ],
@@ -267,7 +310,13 @@ COMMANDS = {
         [
             CHECKPOINT,
             CONFIG,
-            DATA_DIR,
+            replace(DATA_DIR, excludes="data"),
+            path_flag(
+                "input_data",
+                "Cells to embed, in place of the processed folder: .h5ad.",
+                default="--data_dir",
+                excludes="data",
+            ),
             Flag("output", "extract.output", metavar="PATH"),
             Flag("extract_mode", "extract.mode"),
             Flag("format", "extract.format"),

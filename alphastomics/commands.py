@@ -73,14 +73,15 @@ def train(call: Call) -> str | None:
         return None
     if arguments.test_after_train:
         from alphastomics.generation.commands import test as run_test
+        from alphastomics.report.commands import report_of_test
 
-        summary["test"] = run_test(
-            call.config,
-            checkpoint=Path(summary["best_checkpoint"]),
-            input_data=Path(call.config.data.processed_data_dir),
-            split=DEFAULT_SPLIT,
-            output=None,
-        )
+        tested = {
+            "checkpoint": Path(summary["best_checkpoint"]),
+            "input_data": Path(call.config.data.processed_data_dir),
+            "split": DEFAULT_SPLIT,
+        }
+        summary["test"] = run_test(call.config, **tested, output=None)
+        summary["report"] = str(report_of_test(call.config, **tested, scored=summary["test"]))
     return json.dumps(summary, indent=2)
 
 
@@ -108,14 +109,40 @@ def test(call: Call) -> str:
     from alphastomics.generation.commands import test as run_test
 
     arguments = call.arguments
-    scores = run_test(
-        call.config,
-        checkpoint=arguments.checkpoint,
-        input_data=arguments.input_data or Path(call.config.data.processed_data_dir),
-        split=arguments.split or DEFAULT_SPLIT,
-        output=arguments.output,
-    )
+    tested = {
+        "checkpoint": arguments.checkpoint,
+        "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
+        "split": arguments.split or DEFAULT_SPLIT,
+    }
+    scores = run_test(call.config, **tested, output=arguments.output)
+    if not arguments.no_report:
+        from alphastomics.report.commands import report_of_test
+
+        scores["report"] = str(report_of_test(call.config, **tested, scored=scores))
     return json.dumps(scores, indent=2)
+
+
+def report(call: Call) -> str:
+    """Write the report of a run; print where it is."""
+    from alphastomics.report.commands import Request, read_scores
+    from alphastomics.report.commands import report as run_report
+
+    arguments = call.arguments
+    request = Request(
+        arguments.input_data or Path(call.config.data.processed_data_dir),
+        arguments.split or DEFAULT_SPLIT,
+        arguments.genes or (),
+        None if arguments.scores is None else read_scores(arguments.scores),
+    )
+    target = run_report(
+        call.config,
+        run=arguments.run,
+        checkpoint=arguments.checkpoint,
+        request=request,
+        output=arguments.output,
+        overwrite=arguments.overwrite,
+    )
+    return str(target)
 
 
 def upload(call: Call) -> str:
@@ -141,9 +168,12 @@ def extract(call: Call) -> str:
     """Write an embedding per cell; print a summary."""
     from alphastomics.extract import Request
     from alphastomics.extract import extract as run_extract
+    from alphastomics.extract_h5ad import extract_h5ad
 
-    request = Request(call.arguments.checkpoint, call.given, call.arguments.overwrite)
-    return json.dumps(run_extract(call.config, request), indent=2)
+    arguments = call.arguments
+    request = Request(arguments.checkpoint, call.given, arguments.overwrite, arguments.input_data)
+    run = run_extract if request.input_data is None else extract_h5ad
+    return json.dumps(run(call.config, request), indent=2)
 
 
 def simulate(call: Call) -> str:
@@ -206,6 +236,7 @@ RUNNERS: dict[str, Callable[[Call], str | None]] = {
     "stage2": stage2,
     "train": train,
     "test": test,
+    "report": report,
     "sample": sample,
     "extract": extract,
     "upload": upload,

@@ -275,7 +275,9 @@ class ExtractConfig(Section):
     mode: Literal["encoder", "transformer", "all_layers"] = Field(
         "encoder", description="Which hidden state of a cell becomes its embedding."
     )
-    format: Literal["npz", "pt", "h5"] = Field("npz", description="Format of the output file.")
+    format: Literal["npz", "pt", "h5", "h5ad"] = Field(
+        "npz", description="Format of the output file."
+    )
     output: str = text("embeddings.npz", "Output file.")
     max_samples: int | None = count(None, "Cells to embed at most; null embeds all.")
 

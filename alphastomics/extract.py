@@ -6,12 +6,10 @@ Rows are in the order of `cell_id`. They wait on the disk, not in memory, until 
 
 import os
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +21,7 @@ from alphastomics.config import Config, ExtractConfig
 from alphastomics.diffusion_model.checkpoint import load_module, require_same_genes
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
+from alphastomics.extract_files import BLOCK_ROWS, WRITERS, Column
 from alphastomics.files import replacing
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
@@ -32,8 +31,6 @@ from alphastomics.seeds import seed_everything
 from alphastomics.utils.dataholder import DataHolder
 
 ExtractMode = Literal["encoder", "transformer", "all_layers"]
-Column = np.ndarray | list[str] | str
-BLOCK_ROWS = 4096
 
 
 class Request(NamedTuple):
@@ -43,6 +40,8 @@ class Request(NamedTuple):
     ----------
     checkpoint
         Checkpoint of a trained model.
+    input_data
+        An .h5ad file to embed, in place of the processed folder.
     given
         Names of the flags that the caller gave.
     overwrite
@@ -52,6 +51,7 @@ class Request(NamedTuple):
     checkpoint: Path
     given: frozenset[str] = frozenset()
     overwrite: bool = False
+    input_data: Path | None = None
 
 
 class Labels(NamedTuple):
@@ -312,51 +312,3 @@ def columns(
         "split_names": list(SPLITS),
         "extract_mode": mode,
     }
-
-
-def write_npz(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
-    """Write a zip of plain arrays: `numpy.load` reads it without pickles."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, column in {"embedding": rows, **content}.items():
-            array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
-            write_member(archive, f"{name}.npy", array)
-
-
-def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
-    """Add an array to a zip, block by block."""
-    # A member opened by its name has a fixed date: the same cells give the same bytes.
-    with archive.open(name, "w", force_zip64=True) as file:
-        header = np.lib.format.header_data_from_array_1_0(array)
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(array) if array.ndim else 1, BLOCK_ROWS):
-            block = array[start : start + BLOCK_ROWS] if array.ndim else array
-            file.write(block.tobytes())
-
-
-def write_pt(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
-    """Write tensors and plain data: `torch.load(..., weights_only=True)` reads them."""
-    plain = {
-        name: torch.from_numpy(column) if isinstance(column, np.ndarray) else column
-        for name, column in {"embedding": rows, **content}.items()
-    }
-    # torch writes the name of a path into the file, and ours holds the process id.
-    with path.open("wb") as file:
-        torch.save(plain, file)
-
-
-def write_h5(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
-    """Write one data set for each name; text is UTF-8."""
-    with h5py.File(path, "w") as file:
-        target = file.create_dataset("embedding", rows.shape, np.float32)
-        for start in range(0, len(rows), BLOCK_ROWS):
-            target[start : start + BLOCK_ROWS] = rows[start : start + BLOCK_ROWS]
-        for name, column in content.items():
-            kind = column.dtype if isinstance(column, np.ndarray) else h5py.string_dtype()
-            file.create_dataset(name, data=column, dtype=kind)
-
-
-WRITERS: dict[str, Callable[[Path, np.ndarray, dict[str, Column]], None]] = {
-    ".npz": write_npz,
-    ".pt": write_pt,
-    ".h5": write_h5,
-}

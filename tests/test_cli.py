@@ -85,6 +85,17 @@ CONTRACT = {
     },
     "test": SEEDS
     | {"checkpoint": "required", "data_dir": "./processed", "batch_size": "1024", "output": None},
+    "report": SEEDS
+    | {
+        "checkpoint": "the best of the run",
+        "data_dir": "./processed",
+        "input_data": "--data_dir",
+        "split": "test",
+        "scores": "scored anew",
+        "genes": "the most spatial ones",
+        "output": "report.html in the run's folder",
+        "overwrite": "off",
+    },
     "sample": SEEDS
     | {
         "checkpoint": "required",
@@ -103,6 +114,7 @@ CONTRACT = {
     | {
         "checkpoint": "required",
         "data_dir": "./processed",
+        "input_data": "--data_dir",
         "output": "embeddings.npz",
         "extract_mode": "encoder",
         "format": "npz",
@@ -142,7 +154,11 @@ def test_help_shows_every_flag(command: str, capsys):
         build_parser().parse_args([command, "--help"])
     assert done.value.code == 0
     shown = capsys.readouterr().out
-    assert [flag for flag in spellings(command) if f"--{flag}" not in shown] == []
+    named = {
+        name: flag.metavar if flag.positional else f"--{name}"
+        for name, flag in spellings(command).items()
+    }
+    assert [name for name, spelling in named.items() if str(spelling) not in shown] == []
 
 
 def required_arguments(command: str) -> list[str]:
@@ -150,11 +166,12 @@ def required_arguments(command: str) -> list[str]:
         part
         for flag in COMMANDS[command].flags
         if flag.required
-        for part in (f"--{flag.spellings[0]}", "somewhere")
+        for part in ([] if flag.positional else [f"--{flag.spellings[0]}"]) + ["somewhere"]
     ]
 
 
 SAMPLE_VALUES = {
+    "split": "train",
     "gate_type": "none",
     "training_mode": "joint",
     "split_by": "slice",
@@ -182,6 +199,8 @@ def test_underscores_and_hyphens_spell_the_same_flag(command, flag, tmp_path, mo
     value = [] if known.is_switch else [SAMPLE_VALUES.get(known.name, "1")]
     if flag == "config":
         (tmp_path / "1").write_text("")
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere/config.yaml").write_text("")
     calls = [
         parse_arguments([command, *required_arguments(command), spelled, *value])
         for spelled in (f"--{flag.replace('-', '_')}", f"--{flag.replace('_', '-')}")
@@ -265,6 +284,9 @@ MISTAKES = {
     "simulate --output_dir a --genes 3": "--genes: expected a whole number of at least 20",
     "simulate --output_dir a --dims 4": "--dims: expected one of: 2, 3",
     "upload --data_dir a": "required: --repo_id",
+    "report": "required: RUN",
+    "report nowhere": "nowhere: not the folder of a run",
+    "report nowhere --outpt a": "unknown argument '--outpt'; did you mean --output?",
     "upload --repo_id a/b": "give --data_dir (a processed folder) or --checkpoint (a model)",
     "upload --repo_id a/b --data_dir a --checkpoint b": "not allowed with",
     "train --seed -3": "--seed",

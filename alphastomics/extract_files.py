@@ -1,0 +1,104 @@
+"""Files of embeddings: rows that wait on the disk, and what is known of each, enter; a file leaves.
+
+`.npz`, `.pt` and `.h5` hold the same names; `.h5ad` has them where AnnData has its own.
+"""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+Column = np.ndarray | list[str] | str
+BLOCK_ROWS = 4096
+OBSM_KEY = "X_alphastomics"
+
+
+def write_npz(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write a zip of plain arrays: `numpy.load` reads it without pickles."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, column in {"embedding": rows, **content}.items():
+            array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
+            write_member(archive, f"{name}.npy", array)
+
+
+def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+    """Add an array to a zip, block by block."""
+    # A member opened by its name has a fixed date: the same cells give the same bytes.
+    with archive.open(name, "w", force_zip64=True) as file:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(array) if array.ndim else 1, BLOCK_ROWS):
+            block = array[start : start + BLOCK_ROWS] if array.ndim else array
+            file.write(block.tobytes())
+
+
+def write_pt(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write tensors and plain data: `torch.load(..., weights_only=True)` reads them."""
+    plain = {
+        name: torch.from_numpy(column) if isinstance(column, np.ndarray) else column
+        for name, column in {"embedding": rows, **content}.items()
+    }
+    # torch writes the name of a path into the file, and ours holds the process id.
+    with path.open("wb") as file:
+        torch.save(plain, file)
+
+
+def write_h5(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write one data set for each name; text is UTF-8."""
+    with h5py.File(path, "w") as file:
+        target = file.create_dataset("embedding", rows.shape, np.float32)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            target[start : start + BLOCK_ROWS] = rows[start : start + BLOCK_ROWS]
+        for name, column in content.items():
+            kind = column.dtype if isinstance(column, np.ndarray) else h5py.string_dtype()
+            file.create_dataset(name, data=column, dtype=kind)
+
+
+def write_h5ad(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
+    """Write an AnnData without X: labels in `obs`, the embedding in `obsm`."""
+    import pandas as pd
+    from anndata import AnnData
+    from anndata.io import write_elem
+
+    obs = pd.DataFrame(index=pd.Index(content["obs_name"], dtype=object))
+    obs["cell_id"] = content["cell_id"]
+    for name in ("slice_id", "cell_type", "split"):
+        names = content["slice_names" if name == "slice_id" else f"{name}_names"]
+        codes = content[name]
+        assert isinstance(names, list)
+        assert isinstance(codes, np.ndarray)
+        if names:
+            obs[name] = pd.Categorical.from_codes(codes, pd.Index(names, dtype=object))
+    with h5py.File(path, "w") as file:
+        write_elem(file, "/", AnnData(obs=obs, uns={OBSM_KEY: content["extract_mode"]}))
+        write_obsm(file, rows)
+
+
+def write_obsm(file: h5py.File, rows: np.ndarray) -> list[str]:
+    """Write embeddings into an open AnnData file, block by block; return their keys.
+
+    An array of `obsm` is a matrix: of all layers, each has its own, by its number.
+    """
+    obsm = file["obsm"]
+    layers = {OBSM_KEY: rows}
+    if rows.ndim == 3:
+        layers = {f"{OBSM_KEY}_{layer}": rows[:, layer] for layer in range(rows.shape[1])}
+    for old in [key for key in obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]:
+        del obsm[old]
+    for key, values in layers.items():
+        target = obsm.create_dataset(key, values.shape, np.float32)
+        target.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        for start in range(0, len(values), BLOCK_ROWS):
+            target[start : start + BLOCK_ROWS] = values[start : start + BLOCK_ROWS]
+    return list(layers)
+
+
+WRITERS: dict[str, Callable[[Path, np.ndarray, dict[str, Column]], None]] = {
+    ".npz": write_npz,
+    ".pt": write_pt,
+    ".h5": write_h5,
+    ".h5ad": write_h5ad,
+}

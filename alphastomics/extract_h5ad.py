@@ -1,0 +1,247 @@
+"""Embeddings of an .h5ad file: it enters, and leaves again with `obsm["X_alphastomics"]`.
+
+The file is read twice in ranges of rows, first for the moments of each gene in each slice, then to
+embed the cells; so memory is bounded by a range. A range's cells of one slice are dealt out to sets
+at random. Rows keep the file's order.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from scipy.sparse import csr_array
+
+from alphastomics.config import Config, ExtractConfig
+from alphastomics.diffusion_model.checkpoint import load_module
+from alphastomics.diffusion_model.draws import stream_seed
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.extract import Request, embedding, require_place, stored, summary
+from alphastomics.extract_files import write_obsm
+from alphastomics.files import replacing
+from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
+from alphastomics.preprocessing.genes import Alignment, align, require_unique
+from alphastomics.preprocessing.normalize import (
+    Moments,
+    log_normalized,
+    merged,
+    moments_of_sparse,
+    standard_deviation,
+)
+from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
+from alphastomics.progress import track
+from alphastomics.seeds import seed_everything
+from alphastomics.utils.dataholder import DataHolder
+
+ROWS_AT_A_TIME = 20_000
+LEAST_CELLS = 2
+# What a module that was not trained by `train` is taken to have seen.
+DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
+
+
+class Source(NamedTuple):
+    """An open file, and how its cells become those of the checkpoint."""
+
+    path: Path
+    expression: Expression
+    positions: Positions
+    alignment: Alignment
+    measured: Bool[np.ndarray, " G"]
+    slice_id: Int64[np.ndarray, " N"]
+    num_slices: int
+    log_normalize: bool
+    whole: csr_array | None
+
+    def values(self, start: int, stop: int) -> csr_array:
+        """Return the checkpoint's genes of some rows, normalised but not standardised."""
+        counts = self.expression.rows(start, stop) if self.whole is None else self.whole[start:stop]
+        if self.log_normalize:
+            if counts.nnz and counts.data.min() < 0:
+                raise InputError(
+                    f"{self.path}: X has negative values, but the model was trained on counts: put "
+                    "counts into X"
+                )
+            counts = log_normalized(counts)
+        return self.alignment.apply(counts)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Cut the rows into ranges."""
+        for start in range(0, len(self.slice_id), ROWS_AT_A_TIME):
+            yield start, min(start + ROWS_AT_A_TIME, len(self.slice_id))
+
+
+def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
+    """Write a copy of the file with an embedding per cell; return a summary."""
+    path = request.input_data
+    assert path is not None
+    output = chosen_output(config.extract, path, request.given)
+    require_place(output, overwrite=request.overwrite)
+    if "max_samples" in request.given:
+        raise InputError("--max_samples: counts with --data_dir; a file is embedded whole")
+    module, genes = load_module(request.checkpoint)
+    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
+    module = module.to("cuda" if torch.cuda.is_available() else "cpu")
+    mode, trained = config.extract.mode, module.config
+    if mode == "encoder":
+        module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
+    batch_size = (config if "batch_size" in request.given else trained).training.batch_size
+    set_size = trained.data.loading.set_size or batch_size
+    normalization = module.normalization or DEFAULT_NORMALIZATION
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+        rows = Path(scratch) / "rows"
+        with source_of(path, genes, normalization, config) as source:
+            moments = moments_of(source) if normalization["scale"] else None
+            shape = embed_file(module, source, moments, config, set_size, rows)
+        with replacing(output) as partial:
+            shutil.copyfile(path, partial)
+            with h5py.File(partial, "r+") as file:
+                keys = write_obsm(file, stored(rows, shape))
+    return {**summary(output, mode, shape, set_size, "slice"), "keys": keys}
+
+
+def chosen_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:
+    """Return the output file: the one named, or one beside the input; it is an .h5ad."""
+    if path.suffix != ".h5ad":
+        raise InputError(f"{path}: expected an .h5ad file for --input_data")
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    default = ExtractConfig()
+    named = "output" in given or settings.output != default.output
+    output = Path(settings.output) if named else path.with_name(f"{path.stem}_embedded.h5ad")
+    if output.suffix != ".h5ad":
+        raise InputError(f"--output {output}: with --input_data it must end in .h5ad")
+    if "format" in given and settings.format != "h5ad":
+        raise InputError(f"--format {settings.format}: with --input_data it is h5ad; leave it out")
+    return output
+
+
+@contextmanager
+def source_of(
+    path: Path, genes: list[str], normalization: dict[str, Any], config: Config
+) -> Iterator[Source]:
+    """Open a file and check that it can be embedded."""
+    key = config.data.preprocessing.position_key
+    with opened(path) as root:
+        obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
+        cells, found = len(obs), var.names(0, len(var)).to_pylist()
+        if cells < LEAST_CELLS:
+            raise InputError(f"{path}: {cells} cell(s); at least {LEAST_CELLS} are needed")
+        require_unique(found, f"{path}: var_names", "make them unique and save the file again")
+        if "obsm" not in root or key not in root["obsm"]:
+            raise InputError(
+                f"{path}: obsm[{key!r}] is missing, and an embedding is of expression and place; "
+                "place the cells with alphastomics sample, or name the coordinates with the "
+                "config's data.preprocessing.position_key"
+            )
+        positions = Positions(path, root, key, cells)
+        if positions.columns not in (2, 3):
+            raise InputError(f"{path}: obsm[{key!r}] has {positions.columns} columns, not 2 or 3")
+        alignment = align(found, genes, path)
+        measured = np.ones(len(genes), dtype=bool)
+        measured[alignment.missing()] = False
+        slices = slice_names(obs, cells) if SLICE_KEY in obs.columns else (path.stem,)
+        codes = np.zeros(cells, dtype=np.int64)
+        if len(slices) > 1:
+            codes = slice_codes(obs, slices, 0, cells)
+        expression = Expression(path, root, cells, len(found))
+        # By columns there are no rows to be had but all.
+        whole = (
+            expression.lines(0, len(found), cells).T.tocsr() if expression.kind == "csc" else None
+        )
+        yield Source(
+            *(path, expression, positions, alignment, measured, codes, len(slices)),
+            bool(normalization["log_normalize"]),
+            whole,
+        )
+
+
+def moments_of(source: Source) -> list[Moments]:
+    """Gather mean and spread of each gene in each slice, range by range."""
+    genes = len(source.measured)
+    empty = Moments(0, np.zeros(genes), np.zeros(genes))
+    found = [empty] * source.num_slices
+    for start, stop in source.ranges():
+        values, codes = source.values(start, stop), source.slice_id[start:stop]
+        for number in np.unique(codes):
+            part = moments_of_sparse(values[np.flatnonzero(codes == number)])
+            found[number] = merged(found[number], part)
+    return found
+
+
+def embed_file(
+    module: AlphaSTomicsModule,
+    source: Source,
+    moments: list[Moments] | None,
+    config: Config,
+    set_size: int,
+    target: Path,
+) -> tuple[int, ...]:
+    """Append the embeddings of all rows to a file, range by range; return their shape."""
+    seed, mode = config.seed.global_seed, config.extract.mode
+    width: tuple[int, ...] = ()
+    with track("extract", len(source.slice_id), "cells") as advance, target.open("wb") as file:
+        for start, stop in source.ranges():
+            position = source.positions.rows(start, stop)
+            position = np.pad(position, ((0, 0), (0, 3 - position.shape[1])))
+            values, codes = source.values(start, stop), source.slice_id[start:stop]
+            made: np.ndarray | None = None
+            for rows in sets_of(codes, set_size, stream_seed(seed, "extract", start)):
+                moment = None if moments is None else moments[codes[rows[0]]]
+                expression = standardised(values[rows], moment, source.measured)
+                batch = batch_of(expression, position[rows], source.measured)
+                found = embedding(module, batch.to(module.device), mode)[0].float().cpu().numpy()
+                if made is None:
+                    made = np.empty((stop - start, *found.shape[1:]), np.float32)
+                made[rows] = found
+                advance(len(rows))
+            assert made is not None
+            width = made.shape[1:]
+            file.write(made.tobytes())
+    return (len(source.slice_id), *width)
+
+
+def sets_of(
+    codes: Int64[np.ndarray, " N"], set_size: int, seed: int
+) -> Iterator[Int64[np.ndarray, " M"]]:
+    """Deal out the cells of each slice to sets of at most `set_size`, alike in size."""
+    random = np.random.default_rng(seed)
+    for number in np.unique(codes):
+        rows = random.permutation(np.flatnonzero(codes == number))
+        yield from np.array_split(rows, -(-len(rows) // set_size))
+
+
+def standardised(
+    values: csr_array, moments: Moments | None, measured: Bool[np.ndarray, " G"]
+) -> Float32[np.ndarray, "M G"]:
+    """Return dense values, standardised as in training where it was; 0 where not measured."""
+    dense = values.toarray().astype(np.float64)
+    if moments is not None:
+        dense = (dense - moments.mean) / standard_deviation(moments)
+    dense[:, ~measured] = 0
+    return dense.astype(np.float32)
+
+
+def batch_of(
+    expression: Float32[np.ndarray, "M G"],
+    position: Float32[np.ndarray, "M 3"],
+    measured: Bool[np.ndarray, " G"],
+) -> DataHolder:
+    """Wrap the cells of one set."""
+    none = torch.full((1, len(expression)), -1, dtype=torch.int64)
+    return DataHolder(
+        expression=torch.from_numpy(expression)[None],
+        positions=torch.from_numpy(position)[None],
+        node_mask=torch.ones_like(none, dtype=torch.bool),
+        cell_type=none,
+        slice_id=none,
+        cell_id=none,
+        panel=torch.zeros_like(none),
+        measured_genes=torch.from_numpy(measured)[None],
+    )
