@@ -97,6 +97,9 @@ def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
             }
             if flag.many:
                 options["nargs"] = "+"
+        if flag.positional:
+            target.add_argument(flag.name, metavar=options["metavar"], help=options["help"])
+            continue
         target.add_argument(*(f"--{spelling}" for spelling in flag.spellings), **options)
 
 
@@ -147,7 +150,8 @@ def parse_arguments(argv: Sequence[str]) -> Call:
         raise InputError(f"no command given; choose one of: {', '.join(COMMANDS)}")
     command = COMMANDS[arguments.command]
     if unknown:
-        names = [f"--{spelling}" for flag in command.flags for spelling in flag.spellings]
+        flags = (flag for flag in command.flags if not flag.positional)
+        names = [f"--{spelling}" for flag in flags for spelling in flag.spellings]
         raise InputError(
             f"{arguments.command}: unknown argument {unknown[0]!r}; {_nearest(unknown[0], names)}"
         )
@@ -181,9 +185,7 @@ def _nearest(word: str, known: list[str]) -> str:
 
 def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
     """Overlay the file with the flags, and check the whole."""
-    path = Path(arguments.config) if "config" in arguments else None
-    if path is None and command.reads_config and DEFAULT_CONFIG.is_file():
-        path = DEFAULT_CONFIG
+    path = _config_path(command, arguments)
     document = {} if path is None else read_document(path)
     # The file by itself first: a flag must not hide a mistake in it.
     parse_document(document, str(path))
@@ -198,6 +200,18 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
         origins[flag.path] = f"--{flag.spellings[0]}"
     _refuse_gate_without_attention(document, origins)
     return parse_document(document, str(path) if path else "command line", origins)
+
+
+def _config_path(command: Command, arguments: argparse.Namespace) -> Path | None:
+    """Find the file of settings: the named one, that of the run, or the working folder's."""
+    if "config" in arguments:
+        return Path(arguments.config)
+    if "run" in arguments:
+        path = Path(arguments.run) / DEFAULT_CONFIG.name
+        if not path.is_file():
+            raise InputError(f"{arguments.run}: not the folder of a run (train makes one)")
+        return path
+    return DEFAULT_CONFIG if command.reads_config and DEFAULT_CONFIG.is_file() else None
 
 
 def from_text(text: str, field: FieldInfo) -> Any:

@@ -24,6 +24,8 @@ class Flag:
         How the text of a flag that is no setting is read, its least value, and words for that.
     excludes
         Flags with the same word here cannot be given together.
+    positional
+        An argument that stands by itself, without its name.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Flag:
     metavar: str | None = None
     second_names: tuple[str, ...] = ()
     hyphenated: bool = False
+    positional: bool = False
 
     @property
     def is_switch(self) -> bool:

@@ -21,6 +21,7 @@ from alphastomics.report.collect import collect, read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data
+from alphastomics.report.words import MODES
 
 logger = logging.getLogger(__name__)
 
@@ -118,20 +119,38 @@ def best_checkpoint(folder: RunFolder) -> Path:
     return folder.last
 
 
+def report_of_test(
+    config: Config, *, checkpoint: Path, input_data: Path, split: str, scored: dict[str, Any]
+) -> Path:
+    """Write the report beside the scores that `test` has just written."""
+    target = Path(scored["output"]).with_suffix(".html")
+    request = Request(input_data, split, scores=only_scores(scored))
+    return write_report(config, checkpoint=checkpoint, request=request, target=target)
+
+
 def read_scores(path: Path) -> Scores:
     """Read the scores that `test` wrote."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            mode: {
-                method: {name: float(value) for name, value in values.items()}
-                for method, values in methods.items()
-            }
-            for mode, methods in content.items()
-            if isinstance(methods, dict)
-        }
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"{path}: not the scores that `test` writes") from error
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON; give the file that `test` wrote") from error
+    scores = only_scores(content) if isinstance(content, dict) else {}
+    if not scores:
+        raise InputError(f"{path}: holds no scores; give the file that `test` wrote")
+    return scores
+
+
+def only_scores(content: dict[str, Any]) -> Scores:
+    """Keep {mode: {method: {metric: number}}} of what `test` returns or writes."""
+    found: Scores = {}
+    for mode, methods in content.items():
+        if mode not in MODES or not isinstance(methods, dict):
+            continue
+        for method, values in methods.items():
+            if isinstance(values, dict):
+                kept = {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
+                found.setdefault(mode, {})[method] = kept
+    return found
 
 
 def facts_of(
