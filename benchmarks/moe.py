@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphastomics.attn_model import MixtureOfExperts
-from alphastomics.attn_model.dispatch import collect, grouped_product, plan_dispatch, send
 from alphastomics.attn_model.layers import FeedForward
-from alphastomics.attn_model.routing import route, router_statistics
 
 Result = dict[str, Any]
 
@@ -34,9 +33,15 @@ class Bench:
         return torch.autocast("cuda", torch.bfloat16) if self.cuda else nullcontext()
 
     def milliseconds(self, act: Callable[[], object], *, repeats: int, warm_up: int) -> float:
-        """Return the median time of an act."""
+        """Return the median time of an act: on a GPU by its own clock, one act queued on another.
+
+        So a GPU's time holds the waits for Python where Python is slower, as in training, and not
+        the waits of Python for the GPU, which training has none of.
+        """
         for _ in range(warm_up):
             act()
+        if self.cuda:
+            return self._queued(act, repeats)
         times = []
         for _ in range(repeats):
             self.wait()
@@ -45,6 +50,29 @@ class Bench:
             self.wait()
             times.append(1000 * (time.perf_counter() - start))
         return statistics.median(times)
+
+    def _queued(self, act: Callable[[], object], repeats: int) -> float:
+        """Return the median time between marks that the GPU sets before and after each act."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        self.wait()
+        marks[0].record()
+        for mark in marks[1:]:
+            act()
+            mark.record()
+        self.wait()
+        return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))
+
+    def replayed_milliseconds(self, act: Callable[[], object], *, repeats: int) -> float:
+        """Return the time of an act recorded once and replayed by the GPU: Python has no share."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                act()
+        self.wait()
+        with torch.cuda.graph(graph, stream=stream):
+            act()
+        return self.milliseconds(graph.replay, repeats=repeats, warm_up=3)
 
     def wait(self) -> None:
         """Wait until the device has done what it was asked to do."""
@@ -73,6 +101,10 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 class LoopOfExperts(MixtureOfExperts):
     """The usual way: a Python loop over experts, each picking its cells by a mask."""
 
+    def is_fused(self, cells: Tensor) -> bool:
+        """Keep out of the fused kernels."""
+        return False
+
     def mix_experts(self, cells: Tensor, choice: Tensor, weight: Tensor) -> Tensor:
         """Run the experts one after another."""
         mixed = torch.zeros_like(cells)
@@ -91,7 +123,10 @@ class LoopOfExperts(MixtureOfExperts):
 def case_moe(
     bench: Bench, d_model: int, d_ff: int, experts: int, top_k: int, size: str, tokens: int
 ) -> Result:
-    """Compare the mixture with a dense feed-forward of equal active width, and with the loop."""
+    """Compare the mixture with a dense feed-forward of equal active width, and with the loop.
+
+    All have biases, GELU and no dropout, and the same autocast; times are of forward and backward.
+    """
     torch.manual_seed(0)
     arguments = (d_model, d_ff, experts, top_k)
     fast = MixtureOfExperts(*arguments, expert_size=size).to(bench.device)  # type: ignore[arg-type]
@@ -101,26 +136,54 @@ def case_moe(
     cells = torch.randn(1, tokens, d_model, device=bench.device, requires_grad=True)
     result: Result = {"error": moe_error(bench, fast, loop, cells)}
 
-    def timed(name: str, act: Callable[[Tensor], Any], repeats: int = 20) -> None:
-        def step() -> None:
-            with bench.autocast():
-                output = act(cells)
-            output = output[0] if isinstance(output, tuple) else output
-            output.float().square().mean().backward()
+    def timed(name: str, module: nn.Module, call: Any = None, *, replayed: bool = False) -> None:
+        step = make_step(bench, module, call or module, cells)
+        if replayed:
+            result[f"{name}_ms"] = bench.replayed_milliseconds(step, repeats=20)
+        else:
+            result[f"{name}_ms"] = bench.milliseconds(step, repeats=30, warm_up=5)
 
-        result[f"{name}_ms"] = bench.milliseconds(step, repeats=repeats, warm_up=5)
-
-    timed("dense", dense)
-    timed("moe", fast)
-    timed("loop", loop)
-    result["over_dense"] = result["moe_ms"] / result["dense_ms"]
-    result["loop_over_moe"] = result["loop_ms"] / result["moe_ms"]
+    for name, module in (("dense", dense), ("moe", fast), ("loop", loop)):
+        timed(name, module)
     if bench.cuda:
-        timed("dense_compiled", torch.compile(dense))
-        timed("moe_compiled", torch.compile(fast))
-        result["over_dense_compiled"] = result["moe_compiled_ms"] / result["dense_compiled_ms"]
-        result["loop_over_moe_compiled"] = result["loop_ms"] / result["moe_compiled_ms"]
-    return {**result, **moe_parts(bench, fast, cells)}
+        for name, module in (("dense", dense), ("moe", fast)):
+            timed(f"{name}_replayed", module, replayed=True)
+            timed(f"{name}_compiled", module, torch.compile(module))
+        result["moe_kernels_us"] = kernel_times(make_step(bench, fast, fast, cells))
+        result["dense_kernels_us"] = kernel_times(make_step(bench, dense, dense, cells))
+    for way in ("", "_replayed", "_compiled") if bench.cuda else ("",):
+        result[f"over_dense{way}"] = result[f"moe{way}_ms"] / result[f"dense{way}_ms"]
+    for way in ("", "_compiled") if bench.cuda else ("",):
+        result[f"loop_over_moe{way}"] = result["loop_ms"] / result[f"moe{way}_ms"]
+    return result
+
+
+def make_step(bench: Bench, module: nn.Module, call: Any, cells: Tensor) -> Callable[[], object]:
+    """Return forward and backward, to the gradients of cells and weights."""
+    wanted = [cells, *module.parameters()]
+
+    def step() -> None:
+        with bench.autocast():
+            output = call(cells)
+        output = output[0] if isinstance(output, tuple) else output
+        torch.autograd.grad(output.float().square().mean(), wanted, allow_unused=True)
+
+    return step
+
+
+def kernel_times(step: Callable[[], object], *, repeats: int = 5) -> dict[str, float]:
+    """Return the microseconds that each kernel takes in a step, the longest first."""
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    spent = {
+        event.key[:60]: round(event.self_device_time_total / repeats, 1)
+        for event in profile.key_averages()
+        if event.self_device_time_total
+    }
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
 def moe_error(bench: Bench, fast: nn.Module, loop: nn.Module, cells: Tensor) -> float:
@@ -137,31 +200,6 @@ def moe_error(bench: Bench, fast: nn.Module, loop: nn.Module, cells: Tensor) -> 
         module.train()
     cells.grad = None
     return max(relative_error(a, b) for a, b in zip(*tensors, strict=True))
-
-
-def moe_parts(bench: Bench, moe: MixtureOfExperts, cells: Tensor) -> Result:
-    """Time what a mixture is made of, forward only: where the time goes."""
-    flat = cells.detach().squeeze(0)
-    half = flat.bfloat16() if bench.cuda else flat
-    with torch.no_grad():
-        logits = moe.router_logits(cells, None)
-        choice, _ = route(logits, moe.balance_bias, moe.top_k)
-        plan = plan_dispatch(choice, moe.num_experts)
-        visits = send(half, plan, moe.top_k)
-        up = moe.up_weight.to(half.dtype)
-        parts: dict[str, Callable[[], object]] = {
-            "router": lambda: moe.router_logits(cells, None),
-            "choose": lambda: route(logits, moe.balance_bias, moe.top_k),
-            "statistics": lambda: router_statistics(logits, choice, torch.ones_like(logits[:, 0])),
-            "plan": lambda: plan_dispatch(choice, moe.num_experts),
-            "send": lambda: send(half, plan, moe.top_k),
-            "product": lambda: grouped_product(visits, up, plan.ends),
-            "collect": lambda: collect(visits, plan, moe.top_k),
-        }
-        return {
-            f"{name}_ms": bench.milliseconds(act, repeats=20, warm_up=3)
-            for name, act in parts.items()
-        }
 
 
 def moe_cases(tokens: int) -> dict[str, Callable[[Bench], Result]]:

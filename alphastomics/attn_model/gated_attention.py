@@ -35,15 +35,15 @@ KERNEL_ALIGNMENT_BYTES = 16
 
 
 class Heads(NamedTuple):
-    """What a layer's input is projected to: queries, keys, values and the open share of the gate.
+    """What a layer's input is projected to: queries, keys, values and the logits of the gate.
 
-    Shapes: (B, H, N, K) each; the gate is (B, H, N, 1) headwise, (B, H, N, K) elementwise, or None.
+    Shapes: (B, H, N, K) each; the logits are (B, N, H) headwise, (B, N, D) elementwise, or None.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    gate: Tensor | None
+    gate_logits: Tensor | None
 
 
 def visible_keys(node_mask: Bool[Tensor, "B N"]) -> Bool[Tensor, "B 1 1 N"]:
@@ -155,11 +155,12 @@ class GatedMultiHeadAttention(nn.Module):
         self, cells: Float[Tensor, "B N D"], node_mask: Bool[Tensor, "B N"] | None
     ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B H N _"] | None]:
         """Return the mixed cells and the gate; padding must be finite, and comes back as noise."""
-        query, key, value, gate = self.project(cells)
-        mixed = self.mix(query, key, value, node_mask)
-        if gate is not None:
-            mixed = mixed * gate
-        return self.out_projection(rearrange(mixed, "b h n k -> b n (h k)")), gate
+        query, key, value, logits = self.project(cells)
+        mixed = rearrange(self.mix(query, key, value, node_mask), "b h n k -> b n (h k)")
+        if logits is None:
+            return self.out_projection(mixed), None
+        mixed, gate = gated(mixed, logits, self.n_heads)
+        return self.out_projection(mixed), rearrange(gate, "b n (h k) -> b h n k", h=self.n_heads)
 
     def project(self, cells: Float[Tensor, "B N D"]) -> Heads:
         """Project cells to queries, keys, values and gates by one matrix product."""
@@ -167,12 +168,9 @@ class GatedMultiHeadAttention(nn.Module):
         d_gate = projected.shape[-1] - 3 * self.d_model
         *qkv, logits = projected.split([self.d_model] * 3 + [d_gate], dim=-1)
         query, key, value = (rearrange(x, "b n (h k) -> b h n k", h=self.n_heads) for x in qkv)
-        gate = (
-            rearrange(logits.sigmoid(), "b n (h k) -> b h n k", h=self.n_heads) if d_gate else None
-        )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = rms_norm(query, self.query_norm), rms_norm(key, self.key_norm)
-        return Heads(query, key, _aligned(value), gate)
+        return Heads(query, key, _aligned(value), logits if d_gate else None)
 
     def mix(
         self,
@@ -210,6 +208,20 @@ class GatedMultiHeadAttention(nn.Module):
             )
         heads = self.project(cells)
         return self.weights(heads.query, heads.key, node_mask)
+
+
+def gated(
+    mixed: Float[Tensor, "B N D"], logits: Float[Tensor, "B N G"], n_heads: int
+) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B N G"]]:
+    """Multiply each head's output by the sigmoid of its logit, or of its elements'; return both."""
+    if mixed.is_cuda and mixed.dtype != torch.float64 and not torch.compiler.is_compiling():
+        from alphastomics.attn_model.gate_kernel import gated_cuda
+
+        return gated_cuda(mixed, logits, n_heads)
+    gate = logits.sigmoid()
+    heads = rearrange(mixed, "b n (h k) -> b n h k", h=n_heads)
+    opened = heads * rearrange(gate, "b n (h k) -> b n h k", h=n_heads)
+    return rearrange(opened, "b n h k -> b n (h k)"), gate
 
 
 def rms_norm(heads: Float[Tensor, "B H N K"], norm: nn.RMSNorm) -> Float[Tensor, "B H N K"]:

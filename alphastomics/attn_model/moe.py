@@ -22,6 +22,7 @@ from alphastomics.attn_model.dispatch import (
     send,
     with_bias,
 )
+from alphastomics.attn_model.fused_moe import Experts, fused_mixture, fused_serves
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import (
     require_cells,
@@ -160,6 +161,42 @@ class MixtureOfExperts(nn.Module):
             What the diffusion time adds to the router's logits of a set.
         """
         self._require(cells, node_mask, logit_shift)
+        if self.is_fused(cells):
+            mixed, statistics = self._mix_fused(cells, node_mask, logit_shift)
+        else:
+            mixed, statistics = self._mix_plainly(cells, node_mask, logit_shift)
+        if not torch.compiler.is_compiling():
+            self.remember(statistics)
+        return mixed, statistics
+
+    def is_fused(self, cells: Float[Tensor, "B N D"]) -> bool:
+        """Tell whether the fused GPU kernels do the work."""
+        return fused_serves(cells, self.num_experts)
+
+    def _mix_fused(
+        self,
+        cells: Float[Tensor, "B N D"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        logit_shift: Float[Tensor, "B E"] | None,
+    ) -> tuple[Float[Tensor, "B N D"], RouterStatistics]:
+        """Let the GPU kernels route and mix."""
+        experts = Experts(
+            self.router.weight,
+            self.noise.weight if self.training else None,
+            self.up_weight,
+            self.up_bias,
+            self.down_weight,
+            self.down_bias,
+        )
+        return fused_mixture(cells, node_mask, logit_shift, self.balance_bias, experts, self.top_k)
+
+    def _mix_plainly(
+        self,
+        cells: Float[Tensor, "B N D"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        logit_shift: Float[Tensor, "B E"] | None,
+    ) -> tuple[Float[Tensor, "B N D"], RouterStatistics]:
+        """Route and mix by torch alone."""
         cells = without_padding(cells, node_mask)
         logits = self.router_logits(cells, logit_shift)
         choice, weight = route(logits, self.balance_bias, self.top_k)
@@ -172,8 +209,6 @@ class MixtureOfExperts(nn.Module):
             choice = choice.masked_fill(padding, self.num_experts - 1)
             weight = weight.masked_fill(padding, 0)
         statistics = router_statistics(logits, choice, real)
-        if not torch.compiler.is_compiling():
-            self.remember(statistics)
         mixed = self.mix_experts(rearrange(cells, "b n d -> (b n) d"), choice, weight)
         return rearrange(mixed, "(b n) d -> b n d", b=cells.shape[0]), statistics
 

@@ -116,7 +116,8 @@ def test_returned_weights_are_those_of_the_output(attention, ragged_mask):
     out, weights = attention(cells, ragged_mask, output_attentions=True)
     heads = attention.project(cells)
     mixed = weights @ heads.value
-    mixed = mixed if heads.gate is None else mixed * heads.gate
+    if heads.gate_logits is not None:
+        mixed = mixed * heads.gate_logits.sigmoid().unflatten(2, (3, -1)).transpose(1, 2)
     again = attention.out_projection(mixed.transpose(1, 2).flatten(2))
     torch.testing.assert_close(out[ragged_mask], again[ragged_mask])
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -133,15 +134,15 @@ def test_no_tensor_grows_with_the_square_of_the_cells(attention):
 
 @pytest.mark.parametrize("gate", ["headwise", "elementwise"])
 def test_every_gate_starts_at_one_half(gate):
-    gates = make(gate, True).project(torch.randn(2, 5, 12)).gate
+    _, gates = make(gate, True).attend(torch.randn(2, 5, 12), None)
     torch.testing.assert_close(gates, torch.full_like(gates, 0.5))
 
 
 def test_a_headwise_gate_is_one_number_a_head_and_an_elementwise_gate_one_an_element():
     cells = torch.randn(2, 5, 12)
-    assert make("headwise", True).project(cells).gate.shape == (2, 3, 5, 1)
-    assert make("elementwise", True).project(cells).gate.shape == (2, 3, 5, 4)
-    assert make("none", True).project(cells).gate is None
+    assert make("headwise", True).attend(cells, None)[1].shape == (2, 3, 5, 1)
+    assert make("elementwise", True).attend(cells, None)[1].shape == (2, 3, 5, 4)
+    assert make("none", True).attend(cells, None)[1] is None
 
 
 def test_qk_norm_bounds_the_logits_however_large_the_cells():
