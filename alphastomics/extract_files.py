@@ -77,15 +77,17 @@ def write_h5ad(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None
         write_obsm(file, rows)
 
 
-def write_obsm(file: h5py.File, rows: np.ndarray) -> list[str]:
-    """Write embeddings into an open AnnData file, block by block; return their keys.
+def obsm_of(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Name embeddings as in `obsm`, whose arrays are matrices: of all layers, each has its own."""
+    if rows.ndim == 2:
+        return {OBSM_KEY: rows}
+    return {f"{OBSM_KEY}_{layer}": rows[:, layer] for layer in range(rows.shape[1])}
 
-    An array of `obsm` is a matrix: of all layers, each has its own, by its number.
-    """
+
+def write_obsm(file: h5py.File, rows: np.ndarray) -> list[str]:
+    """Write embeddings into an open AnnData file, block by block; return their keys."""
     obsm = file["obsm"]
-    layers = {OBSM_KEY: rows}
-    if rows.ndim == 3:
-        layers = {f"{OBSM_KEY}_{layer}": rows[:, layer] for layer in range(rows.shape[1])}
+    layers = obsm_of(rows)
     for old in [key for key in obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]:
         del obsm[old]
     for key, values in layers.items():

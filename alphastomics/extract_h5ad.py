@@ -93,17 +93,29 @@ def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
         module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
     batch_size = (config if "batch_size" in request.given else trained).training.batch_size
     set_size = trained.data.loading.set_size or batch_size
-    normalization = module.normalization or DEFAULT_NORMALIZATION
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
-        with source_of(path, genes, normalization, config) as source:
-            moments = moments_of(source) if normalization["scale"] else None
-            shape = embed_file(module, source, moments, config, set_size, rows)
+        shape = embed_cells(module, genes, path, config, set_size, rows)
         with replacing(output) as partial:
             shutil.copyfile(path, partial)
             with h5py.File(partial, "r+") as file:
                 keys = write_obsm(file, stored(rows, shape))
     return {**summary(output, mode, shape, set_size, "slice"), "keys": keys}
+
+
+def embed_cells(
+    module: AlphaSTomicsModule,
+    genes: list[str],
+    path: Path,
+    config: Config,
+    set_size: int,
+    target: Path,
+) -> tuple[int, ...]:
+    """Write the embeddings of an AnnData file's cells to a file of rows; return their shape."""
+    normalization = module.normalization or DEFAULT_NORMALIZATION
+    with source_of(path, genes, normalization, config) as source:
+        moments = moments_of(source) if normalization["scale"] else None
+        return embed_file(module, source, moments, config, set_size, target)
 
 
 def chosen_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:

@@ -74,6 +74,8 @@ MAP = {
         "diffusion_model",
         "errors",
         "extract",
+        "extract_files",
+        "extract_h5ad",
         "generation",
         "h5ad",
         "hub",

@@ -188,6 +188,14 @@ def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) ->
     )
 
 
+def drop_quietly(adata: AnnData, place: str, keys: list[str]) -> None:
+    """Take keys out of an AnnData; a view becomes an AnnData of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImplicitModificationWarning)
+        for key in keys:
+            del getattr(adata, place)[key]
+
+
 def put_quietly(adata: AnnData, place: str, key: str, value: Any) -> None:
     """Write into an AnnData; a view becomes an AnnData of its own, which is what is wanted."""
     with warnings.catch_warnings():

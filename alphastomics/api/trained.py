@@ -5,20 +5,24 @@ result, and not the door. Results stand under the keys that `sample` writes into
 """
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from anndata import AnnData
 from jaxtyping import Float32
 
-from alphastomics.api.settings import settled
+from alphastomics.api.settings import document_of, settled
 from alphastomics.api.setup import (
     Setup,
     calling,
     check,
     checked_positions,
+    drop_quietly,
     from_plain,
     options_for,
     put_quietly,
@@ -26,14 +30,33 @@ from alphastomics.api.setup import (
     setup_for_use,
     write_cells,
 )
-from alphastomics.config import Config, Mode
+from alphastomics.config import Config, ExtractConfig, Mode
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
+from alphastomics.extract import stored
+from alphastomics.extract_files import OBSM_KEY, obsm_of
+from alphastomics.extract_h5ad import embed_cells
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import read_cells
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
+
+_EXTRACT = ExtractConfig()
+
+
+@contextmanager
+def encoder_alone(module: AlphaSTomicsModule, mode: str) -> Iterator[None]:
+    """Leave out the layers while the encoder alone is asked for: nothing after it is needed."""
+    trunk = module.average.trunk
+    layers = trunk.layers
+    if mode == "encoder":
+        trunk.layers = torch.nn.ModuleList()
+    try:
+        yield
+    finally:
+        trunk.layers = layers
 
 
 class TrainedVerbs:
@@ -140,6 +163,41 @@ class TrainedVerbs:
         put_into(data, made, cells, genes, "joint")
         return data
 
+    def get_latent_representation(
+        self, adata: Any, *, mode: str = _EXTRACT.mode, **keywords: Any
+    ) -> Float32[np.ndarray, "N D"] | Float32[np.ndarray, "N L D"]:
+        """Embed cells, as `alphastomics extract` does.
+
+        Writes obsm["X_alphastomics"]; for `all_layers` a key for each, obsm["X_alphastomics_0"], ….
+
+        Parameters
+        ----------
+        adata
+            Cells with counts and coordinates.
+        mode
+            Which hidden state: encoder, transformer or all_layers.
+        **keywords
+            More settings, such as `seed`, which decides the cells that share a set.
+
+        Returns
+        -------
+        numpy.ndarray
+            A row per cell.
+        """
+        model = self._trained()
+        config = settled({**document_of(self.config), "extract": {"mode": mode}}, keywords)
+        trained = model.module.config
+        set_size = trained.data.loading.set_size or trained.training.batch_size
+        with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, mode):
+            rows = path.with_name("rows")
+            shape = embed_cells(model.module, model.genes, path, reading, set_size, rows)
+            found = np.array(stored(rows, shape))
+        old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
+        drop_quietly(adata, "obsm", old)
+        for key, values in obsm_of(found).items():
+            put_quietly(adata, "obsm", key, values)
+        return found
+
     def save(
         self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
     ) -> Path:
@@ -213,6 +271,12 @@ class TrainedVerbs:
     def _cells(self, adata: Any, config: Config) -> InputCells:
         """Read an AnnData as `sample` reads a file."""
         model = self._trained()
+        with self._file_of(adata, config) as (path, reading):
+            return read_cells(path, model.module, model.genes, reading, "")
+
+    @contextmanager
+    def _file_of(self, adata: Any, config: Config) -> Iterator[tuple[Path, Config]]:
+        """Write an AnnData to a temporary file; yield it, and the settings to read it with."""
         setup = setup_for_use(require_anndata(adata, "adata"), self._trained_setup(config))
         check(adata, setup, "adata")
         options = options_for(config.data.preprocessing, [setup], self._dims)
@@ -221,9 +285,7 @@ class TrainedVerbs:
             path = Path(place) / "adata.h5ad"
             write_cells(path, adata, setup)
             with calling(path, "adata"):
-                return read_cells(
-                    path, model.module, model.genes, config.model_copy(update={"data": data}), ""
-                )
+                yield path, config.model_copy(update={"data": data})
 
     def _trained_setup(self, config: Config) -> Setup:
         """Return where the training cells were."""
