@@ -10,13 +10,15 @@ from alphastomics.simulate import write_tissue
 
 logger = logging.getLogger(__name__)
 
-TISSUE = SimulationConfig(cells=1200, slices=5, genes=120)
+TISSUE = SimulationConfig(cells=1200, slices=6, genes=120)
+# Four slices to train on, one to validate, one to test: a whole tissue that nobody has seen.
+SPLIT: dict[str, Any] = {"split_by": "slice", "train_ratio": 0.67, "val_ratio": 0.16}
 MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint")
 # Small enough for two cores and a few minutes; real work wants the defaults, and a GPU.
 SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"d_model": 96, "n_heads": 4, "n_layers": 3},
     "training": {"batch_size": 512, "max_epochs": 50, "learning_rate": 2.0e-3},
-    "data": {"loading": {"set_size": 256, "num_workers": 1}},
+    "data": {"loading": {"set_size": 256, "set_draw": "slice", "num_workers": 1}},
     "sampling": {"num_steps": 20, "num_samples": 4},
     "logging": {"exp_name": "run", "save_every_n_steps": 100},
 }
@@ -36,17 +38,19 @@ def settings_of(folder: Path, seed: int) -> Config:
 
 
 def run_demo(folder: Path, seed: int) -> str:
-    """Simulate, preprocess, train, sample in all three modes and score; say where things are."""
+    """Simulate, preprocess, train, sample in three modes, score, report; say where things are."""
     from alphastomics.diffusion_model.train import Request, train
     from alphastomics.generation.commands import sample, test
     from alphastomics.preprocessing.commands import preprocess
+    from alphastomics.report.commands import Request as ReportRequest
+    from alphastomics.report.commands import only_scores, write_report
 
     config = settings_of(folder, seed)
-    logger.info("demo 1/5: simulate %d slices of %d cells", TISSUE.slices, TISSUE.cells)
+    logger.info("demo 1/6: simulate %d slices of %d cells", TISSUE.slices, TISSUE.cells)
     write_tissue(TISSUE, seed, folder / "slices", overwrite=False)
-    logger.info("demo 2/5: preprocess")
+    logger.info("demo 2/6: preprocess")
     preprocess(
-        PreprocessingConfig(cell_type_key="cell_type"),
+        PreprocessingConfig(cell_type_key="cell_type", **SPLIT),
         input_dir=folder / "slices",
         output_dir=folder / "processed",
         gene_list_file=None,
@@ -54,12 +58,12 @@ def run_demo(folder: Path, seed: int) -> str:
         overwrite=False,
         scheduler=None,
     )
-    logger.info("demo 3/5: train")
+    logger.info("demo 3/6: train")
     # A demo that was interrupted goes on where it stopped.
     trained = train(config, Request(resume="last"))
     checkpoint = Path(trained["best_checkpoint"])
     for mode in MODES:
-        logger.info("demo 4/5: sample %s", mode)
+        logger.info("demo 4/6: sample %s", mode)
         sampling = config.sampling.model_copy(update={"mode": mode})
         sample(
             config.model_copy(update={"sampling": sampling}),
@@ -69,7 +73,7 @@ def run_demo(folder: Path, seed: int) -> str:
             split="test",
             overwrite=True,
         )
-    logger.info("demo 5/5: score, beside the baselines")
+    logger.info("demo 5/6: score, beside the baselines")
     scores = test(
         config,
         checkpoint=checkpoint,
@@ -77,6 +81,9 @@ def run_demo(folder: Path, seed: int) -> str:
         split="test",
         output=folder / "scores.json",
     )
+    logger.info("demo 6/6: report")
+    request = ReportRequest(folder / "processed", "test", scores=only_scores(scores))
+    write_report(config, checkpoint=checkpoint, request=request, target=folder / "report.html")
     return summary(folder, checkpoint, scores)
 
 
@@ -95,5 +102,6 @@ def summary(folder: Path, checkpoint: Path, scores: dict[str, Any]) -> str:
         "checkpoint": checkpoint,
         "generated cells": folder / "expr_to_pos.h5ad",
         "scores": folder / "scores.json",
+        "report, for a browser": folder / "report.html",
     }
     return "\n".join([*lines, *(f"{name}: {path}" for name, path in places.items())])

@@ -20,7 +20,7 @@ from alphastomics.generation.output import refuse_existing
 from alphastomics.report.collect import collect, read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.page import render
-from alphastomics.report.prepare import MOST_POINTS, page_data
+from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
 from alphastomics.report.words import MODES
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ def report(
 def write_report(config: Config, *, checkpoint: Path, request: Request, target: Path) -> Path:
     """Generate, score where nobody has, and write the page."""
     module, genes = load_for_use(checkpoint)
+    require_genes(request.genes, genes)
     cells = read_cells(request.input_data, module, genes, config, request.split)
     if cells.position is None:
         raise InputError(

@@ -99,17 +99,21 @@ def moran_of(
         return total / weight
 
 
+def require_genes(wanted: Sequence[str], genes: Sequence[str]) -> None:
+    """Refuse genes that the model does not know."""
+    for gene in wanted:
+        if gene not in genes:
+            raise InputError(
+                f"--genes: {gene!r} is none of the checkpoint's {len(genes)} genes "
+                f"(the first is {genes[0]!r})"
+            )
+
+
 def chosen_genes(
     genes: Sequence[str], moran: Float[np.ndarray, " G"], wanted: Sequence[str], room: int
 ) -> Int64[np.ndarray, " K"]:
     """Choose genes for the page: the wanted, then the most spatial, while there is room."""
     place = {gene: number for number, gene in enumerate(genes)}
-    unknown = [gene for gene in wanted if gene not in place]
-    if unknown:
-        raise InputError(
-            f"--genes: {unknown[0]!r} is none of the checkpoint's {len(genes)} genes "
-            f"(the first is {genes[0]!r})"
-        )
     first = list(dict.fromkeys(place[gene] for gene in wanted))
     ranked = np.argsort(-np.nan_to_num(moran, nan=-np.inf), kind="stable")
     rest = [int(number) for number in ranked if int(number) not in set(first)]
@@ -157,16 +161,16 @@ def calibration(
     """
     bins = max(1, min(CALIBRATION_BINS, len(error) // LEAST_IN_A_BIN))
     parts = np.array_split(np.argsort(spread, kind="stable"), bins)
-    safe = np.maximum(spread.astype(np.float64), 1e-12 * max(float(spread.max()), 1e-300))
-    ratio = np.square(error / safe) * dims
-    covered = [float(np.mean(ratio <= chi2.ppf(level, dims))) for level in COVERAGE_LEVELS]
+    squared, variance = (np.square(part, dtype=np.float64) for part in (error, spread / dims**0.5))
+    radii = chi2.ppf(COVERAGE_LEVELS, dims)
+    covered = [float(np.mean(squared <= radius * variance)) for radius in radii]
     varied = np.ptp(spread) > 0 and np.ptp(error) > 0
     return {
         "spread": [_rms(spread[part]) for part in parts],
         "error": [_rms(error[part]) for part in parts],
         "level": COVERAGE_LEVELS.tolist(),
         "covered": covered,
-        "ratio": _rms(error) / max(_rms(spread), 1e-300),
+        "ratio": _rms(error) / _rms(spread) if spread.any() else None,
         "correlation": float(spearmanr(spread, error).statistic) if varied else None,
     }
 

@@ -143,12 +143,12 @@ function showErrors() {
   const most = Math.max(...calibration.spread, ...calibration.error) * 1.06;
   const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
   const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
-  const factor = shortNumber(calibration.ratio);
+  const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the spread over all cells.`;
   const follows = calibration.correlation === null ? "" : ` Spread and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
   chart(row, 300, () => ({
     traces: [line([0, most], [0, most]), points(calibration.spread, calibration.error, "spread %{x:.3g}<br>error %{y:.3g}<extra></extra>")],
     layout: { xaxis: axis("spread that was promised", { rangemode: "tozero" }), yaxis: axis("error that came", { rangemode: "tozero" }) },
-  }), "Cells grouped by spread", `On the dotted line the spread is right; above it the model is too sure. Errors are ${factor} × the spread over all cells.${follows}`);
+  }), "Cells grouped by spread", `On the dotted line the spread is right; above it the model is too sure.${factor}${follows}`);
   chart(row, 300, () => ({
     traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "promised %{x:.0%}<br>found %{y:.0%}<extra></extra>")],
     layout: { xaxis: axis("share of cells promised within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share found", { range: [0, 1], tickformat: ".0%" }) },
