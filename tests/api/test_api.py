@@ -153,7 +153,7 @@ def test_the_notebooks_own_random_states_are_left_alone(slices):
     assert states[0] == states[1]
 
 
-def test_where_the_counts_stand_makes_no_difference(model, slices):
+def test_where_the_counts_stand_makes_no_difference(model, slices, tmp_path):
     """A view, another storage, a layer, other names of columns and keys: the same cells."""
     plain = slices[0]
     expected = model.predict_positions(plain.copy())
@@ -164,7 +164,9 @@ def test_where_the_counts_stand_makes_no_difference(model, slices):
     moved.obs["section"] = pd.Categorical(plain.obs["slice_id"], categories=["9", "slice_0", "x"])
     del moved.obs["slice_id"]
     AlphaSTomics.setup_anndata(moved, slice_key="section", layer="counts")
+    plain.write_h5ad(tmp_path / "plain.h5ad")
     forms = {
+        "on the disk": anndata.read_h5ad(tmp_path / "plain.h5ad", backed="r"),
         "a view": anndata.concat([plain, plain], index_unique="-")[:90],
         "dense": anndata.AnnData(plain.X.toarray(), obs=plain.obs, var=plain.var),
         "another layer and column": moved,

@@ -1,0 +1,153 @@
+"""Run every block of the tutorial in an empty folder, and draw its pictures into docs/pictures.
+
+python docs/make_pictures.py
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+BLOCK = re.compile(r"^```(bash|yaml|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str, changes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the language and the text of each block, after replacing words that must be there."""
+    for old, new in changes.items():
+        if old not in page:
+            raise ValueError(f"the page has no {old!r}")
+        page = page.replace(old, new)
+    yield from BLOCK.findall(page)
+
+
+def run_blocks(page: str, folder: Path, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Run the blocks of a page in a folder, in order; return the names that Python has then."""
+    names: dict[str, Any] = {}
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for language, text in blocks(page, changes):
+            if language == "python":
+                exec(text, names)
+            elif language == "yaml":
+                Path(text.splitlines()[0].removeprefix("# ")).write_text(text)
+            else:
+                for line in text.replace("\\\n", " ").splitlines():
+                    run_line(line)
+    finally:
+        os.chdir(before)
+    return names
+
+
+def run_line(line: str) -> None:
+    """Run a line of a shell: our own program here, others where they are."""
+    words = shlex.split(line)
+    if words[0] != "alphastomics":
+        subprocess.run(words, check=True)
+        return
+    from alphastomics.main import main
+
+    if main(words[1:]):
+        raise RuntimeError(f"failed: {line}")
+
+
+def turned_onto(source: Any, target: Any) -> Any:
+    """Turn places onto others, mirrored if that fits better: Kabsch (1976)."""
+    import numpy as np
+
+    moved, aim = source - source.mean(0), target - target.mean(0)
+    left, _, right = np.linalg.svd(moved.T @ aim)
+    return moved @ left @ right + target.mean(0)
+
+
+def draw(folder: Path, names: Mapping[str, Any], target: Path) -> list[Path]:
+    """Draw what a run of the tutorial left."""
+    import anndata
+    import matplotlib
+
+    matplotlib.use("agg")
+    target.mkdir(exist_ok=True)
+    placed = anndata.read_h5ad(folder / "placed.h5ad")
+    new = anndata.read_h5ad(folder / "new.h5ad")
+    return [
+        draw_loss(names["model"].history, target / "loss.png"),
+        draw_placed(placed, target / "placed.png"),
+        draw_new(new, target / "new.png"),
+    ]
+
+
+def draw_loss(history: Any, path: Path) -> Path:
+    """Draw the losses of training and validation over the steps."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5, 2.6))
+    for name, label in {"train/loss": "training", "val/loss": "validation"}.items():
+        rows = history[history["name"] == name]
+        axes.plot(rows["step"], rows["value"], label=label)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend(frameon=False)
+    return saved(figure, path)
+
+
+def draw_placed(placed: Any, path: Path) -> Path:
+    """Draw true places, places of the model, and their spread."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    true = np.asarray(placed.obsm["spatial"])
+    found = turned_onto(placed.obsm["spatial_pred"], true)
+    types = placed.obs["cell_type"].cat.codes
+    spread = np.linalg.norm(placed.obsm["spatial_std"], axis=1)
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.4), sharex=True, sharey=True)
+    for axes, place, title in zip(panels, (true, found, found), TITLES, strict=True):
+        last = title == TITLES[-1]
+        shown = axes.scatter(
+            *place.T, c=spread if last else types, cmap="viridis" if last else "tab20", s=3
+        )
+        axes.set(title=title, aspect="equal", xticks=[], yticks=[])
+    figure.colorbar(shown, ax=panels, shrink=0.8)
+    return saved(figure, path)
+
+
+TITLES = ("true, by cell type", "placed, by cell type", "placed, by spread")
+
+
+def draw_new(new: Any, path: Path) -> Path:
+    """Draw tissue that never was, coloured by its most varied direction of expression."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    values = np.asarray(new.X, dtype=float)
+    left, size, _ = np.linalg.svd(values - values.mean(0), full_matrices=False)
+    figure, axes = plt.subplots(figsize=(4, 3.4))
+    axes.scatter(*new.obsm["spatial_pred"][:, :2].T, c=left[:, 0] * size[0], cmap="coolwarm", s=4)
+    axes.set(title="new tissue, by first component", aspect="equal", xticks=[], yticks=[])
+    return saved(figure, path)
+
+
+def saved(figure: Any, path: Path) -> Path:
+    """Write a figure small enough for a page, and close it."""
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=90, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def main() -> None:
+    """Run the tutorial and draw."""
+    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="alphastomics-tutorial-") as place:
+        names = run_blocks(page, Path(place), {})
+        for path in draw(Path(place), names, DOCS / "pictures"):
+            sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()

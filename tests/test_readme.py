@@ -1,0 +1,58 @@
+"""The five lines of the README, exactly as they stand there."""
+
+import re
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+
+from alphastomics.config import SimulationConfig
+from alphastomics.simulate import write_tissue
+
+ROOT = Path(__file__).parent.parent
+# What the README leaves at the defaults, which are for a GPU, or for an hour.
+SMALL = {
+    "model": {"d_model": 16, "n_heads": 2, "n_layers": 2},
+    "training": {"batch_size": 64, "max_epochs": 2},
+    "sampling": {"num_steps": 3, "num_samples": 2},
+}
+
+
+def five_lines(name: str) -> str:
+    found = re.search(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_both_readmes_show_the_same_five_lines():
+    assert five_lines("README.md") == five_lines("README.zh-CN.md")
+    assert len(five_lines("README.md").splitlines()) == 5
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> anndata.AnnData:
+    """A tissue of two slices, and cells of a third without their places, in the working folder."""
+    write_tissue(SimulationConfig(cells=80, slices=3, genes=24), 5, tmp_path, overwrite=False)
+    *known, last = (anndata.read_h5ad(path) for path in sorted(tmp_path.glob("*.h5ad")))
+    anndata.concat(known).write_h5ad(tmp_path / "tissue.h5ad")
+    last.obsm.clear()
+    last.write_h5ad(tmp_path / "dissociated.h5ad")
+    return last
+
+
+def test_the_five_lines_place_a_tissue(cells, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    from alphastomics.api import settings
+
+    whole = settings.document_of
+    monkeypatch.setattr(
+        settings, "document_of", lambda given: SMALL if given is None else whole(given)
+    )
+    names: dict = {}
+    exec(five_lines("README.md"), names)
+    placed = names["cells"]
+    assert list(placed.obs_names) == list(cells.obs_names)
+    assert placed.obsm["spatial_pred"].shape == (80, 2)
+    assert np.isfinite(placed.obsm["spatial_pred"]).all()
+    assert (placed.obsm["spatial_std"] > 0).all()
