@@ -16,7 +16,10 @@ from torch import Tensor
 from alphastomics.attn_model.dispatch import compute_dtype
 from alphastomics.attn_model.routing import RouterStatistics
 
-MOST_EXPERTS = 64
+# More would not fit into the shared memory of a multiprocessor.
+MOST_EXPERTS = 32
+# Compute capability from which on the tensor cores take bf16, and float32 in parts.
+TENSOR_CORES_SINCE = 8
 
 
 class Experts(NamedTuple):
@@ -37,7 +40,14 @@ def fused_serves(cells: Tensor, num_experts: int) -> bool:
         and cells.dtype != torch.float64
         and cells.numel() > 0
         and num_experts <= MOST_EXPERTS
+        and _generation(cells.device) >= TENSOR_CORES_SINCE
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _generation(device: torch.device) -> int:
+    """Return the first number of a GPU's compute capability."""
+    return torch.cuda.get_device_properties(device).major
 
 
 def _forward(

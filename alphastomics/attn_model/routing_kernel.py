@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Cells of a block, columns of a tile, blocks that the adding program reads at a time, warps.
-CELLS, COLUMNS, BLOCKS, WARPS = 128, 64, 128, 8
+# Cells of a block, columns of a tile, blocks that the adding program reads at a time, and how
+# many warps and stages a program has.
+CELLS, COLUMNS, BLOCKS, WARPS, STAGES = 128, 64, 128, 8, 2
 # The tensor cores' smallest side; experts are padded to a power of two from here on.
 SMALLEST_SIDE = 16
 
@@ -337,6 +338,7 @@ def route_forward(
         x, router, noise, shift, draw, bias, mask,
         chosen.logits, chosen.spread, chosen.choice, chosen.weight, rank, partial,
         num_cells, cells_per_set, width, TOP_K=top_k, CELLS=CELLS, COLUMNS=COLUMNS, num_warps=WARPS,
+        num_stages=STAGES,
         **sizes,
     )  # fmt: skip
     _add_up_kernel[(1,)](partial, base, chosen.ends, *sums, num_blocks, BLOCKS=BLOCKS, **sizes)
@@ -366,5 +368,6 @@ def route_backward(
         sums_grad.balance_loss, sums_grad.z_loss, logit_grad, spread_grad, partial,
         num_cells, width, EXPERTS=num_experts, LANES=lanes(num_experts),
         TOP_K=chosen.choice.shape[1], CELLS=CELLS, COLUMNS=COLUMNS, num_warps=WARPS,
+        num_stages=STAGES,
     )  # fmt: skip
     return logit_grad, spread_grad, partial.sum(0)
