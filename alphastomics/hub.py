@@ -107,18 +107,18 @@ class Connection:
                 )
         return str(address)
 
-    def fetch(self, names: list[str], revision: str | None) -> Path:
-        """Download files of a model, or find them in the cache; return their folder."""
+    def fetch(self, name: str, revision: str | None, *, needed: bool) -> Path | None:
+        """Download a file of a model, or find it in the cache; None where there is none."""
         with self.told():
-            places = [
-                Path(
-                    self.client.hf_hub_download(
-                        self.repo_id, name, revision=revision, token=self.secret
-                    )
+            try:
+                place = self.client.hf_hub_download(
+                    self.repo_id, name, revision=revision, token=self.secret
                 )
-                for name in names
-            ]
-        return places[0].parent
+            except self.client.errors.EntryNotFoundError:
+                if needed:
+                    raise
+                return None
+        return Path(place)
 
     @contextmanager
     def told(self) -> Iterator[None]:

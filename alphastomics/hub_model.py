@@ -5,6 +5,7 @@ model was trained and how it scored, README.md the same for people to read. Noth
 """
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from alphastomics.hub import (
     CARD_FILE,
     HUB_ID,
     NO_LICENCE,
+    Connection,
     Licence,
     connect,
     licence_id,
@@ -75,7 +77,7 @@ def best_checkpoint(run: Path) -> Path:
             f"{REPORT_FILE}): name a checkpoint"
         )
     # By its name: the run may have been moved since.
-    return run / "checkpoints" / Path(read_record(report)["best_checkpoint"]).name
+    return run / "checkpoints" / Path(str(read_record(report).get("best_checkpoint"))).name
 
 
 def record_beside(checkpoint: Path) -> dict[str, Any]:
@@ -137,11 +139,9 @@ def upload_model(
 
 
 def publish_model(
-    connection: Any, model: TrainedModel, *, private: bool, licence: str | None
+    connection: Connection, model: TrainedModel, *, private: bool, licence: str | None
 ) -> str:
     """Write a model to a temporary folder and send it."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="alphastomics-model-") as place:
         folder, name = Path(place), connection.repo_id
         write_model(folder, model, name, dict(NO_LICENCE))
@@ -150,8 +150,7 @@ def publish_model(
         def card(terms: Licence) -> str:
             return model_card(model, name, terms)
 
-        address: str = connection.publish("model", files, card, private=private, licence=licence)
-    return address
+        return connection.publish("model", files, card, private=private, licence=licence)
 
 
 def find_model(where: str | Path, *, token: str | None, revision: str | None) -> Path:
@@ -164,7 +163,11 @@ def find_model(where: str | Path, *, token: str | None, revision: str | None) ->
             f"{where}: there is no such folder, and it is no name on the Hub (owner/name)"
         )
     connection = connect(str(where), token, writing=False)
-    return connection.fetch([CONFIG_FILE, RECORD_FILE, WEIGHTS_FILE], revision)
+    connection.fetch(RECORD_FILE, revision, needed=False)  # weights alone are a model, too
+    connection.fetch(CONFIG_FILE, revision, needed=True)
+    weights = connection.fetch(WEIGHTS_FILE, revision, needed=True)
+    assert weights is not None
+    return weights.parent
 
 
 def stated(licence: str | None) -> Licence:
@@ -206,7 +209,7 @@ def _training(record: Mapping[str, Any]) -> str:
 
 def _scores(scores: Any) -> str:
     """Show each mode's metrics, ours beside the baselines."""
-    if not scores:
+    if not isinstance(scores, Mapping) or not scores:
         return NO_SCORES
     parts = []
     for mode, methods in scores.items():
@@ -221,7 +224,9 @@ def _scores(scores: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else ""
 
 
 def _use(name: str) -> str:

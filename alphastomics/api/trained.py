@@ -38,8 +38,9 @@ from alphastomics.extract_files import OBSM_KEY, obsm_of
 from alphastomics.extract_h5ad import embed_cells
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import read_cells
+from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
-from alphastomics.generation.output import new_anndata, put_into
+from alphastomics.generation.output import frame_table, new_anndata, put_into
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
 
@@ -80,7 +81,7 @@ class TrainedVerbs:
         return self._model
 
     def predict_positions(
-        self, adata: Any, **keywords: Any
+        self, adata: Any, *, reference: Any = None, **keywords: Any
     ) -> Float32[np.ndarray, "N 2"] | Float32[np.ndarray, "N 3"]:
         """Place cells by their expression.
 
@@ -92,6 +93,9 @@ class TrainedVerbs:
         adata
             Cells with counts. Genes that the model lacks are left out, those that the cells lack
             count as not measured.
+        reference
+            An AnnData that lies in the frame which the places shall be in, such as an atlas slice;
+            None leaves every slice centred, and turned as chance has it.
         **keywords
             Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
 
@@ -100,7 +104,7 @@ class TrainedVerbs:
         numpy.ndarray
             The coordinates, a row per cell.
         """
-        made, cells = self._predict(adata, "expr_to_pos", keywords)
+        made, cells = self._predict(adata, "expr_to_pos", keywords, reference)
         return made.position[:, : cells.dims]
 
     def predict_expression(self, cells: Any, **keywords: Any) -> np.ndarray | AnnData:
@@ -251,40 +255,57 @@ class TrainedVerbs:
         return publish_model(connection, model, private=private, licence=license)
 
     def _predict(
-        self, adata: Any, mode: Mode, keywords: dict[str, Any]
+        self, adata: Any, mode: Mode, keywords: dict[str, Any], reference: Any = None
     ) -> tuple[Generated, InputCells]:
-        """Generate for an AnnData and write the result into it."""
+        """Generate for an AnnData, bring it into a frame, and write the result into it."""
         config = settled(self.config, keywords)
         cells = self._cells(adata, config)
+        frame = None if reference is None else self._frame(reference, config)
         made = self._generate(cells, mode, config)
+        framed: list[Framed] = []
+        if frame is not None:
+            mirrored = self._trained().module.config.loss.reflection
+            cells, made, framed = into_frame(
+                cells, made, frame, by_name=True, scale=False, reflection=mirrored
+            )
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
         put_into(scratch, made, cells, self._trained().genes, mode)
+        scratch.uns["alphastomics"] |= frame_table(framed)
         for place in ("obsm", "layers", "uns"):
             for key, value in getattr(scratch, place).items():
                 put_quietly(adata, place, key, value)
         return made, cells
 
+    def _frame(self, reference: Any, config: Config) -> Reference:
+        """Read a slice that lies in the frame."""
+        cells = self._cells(reference, config, "reference")
+        if cells.position is None:
+            raise InputError("reference: has no coordinates; name them with setup_anndata")
+        return Reference(Path("reference"), cells)
+
     def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
         module = self._trained().module
         return generate(module, cells, mode, config.sampling, config.seed.global_seed)
 
-    def _cells(self, adata: Any, config: Config) -> InputCells:
+    def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:
         """Read an AnnData as `sample` reads a file."""
         model = self._trained()
-        with self._file_of(adata, config) as (path, reading):
+        with self._file_of(adata, config, name) as (path, reading):
             return read_cells(path, model.module, model.genes, reading, "")
 
     @contextmanager
-    def _file_of(self, adata: Any, config: Config) -> Iterator[tuple[Path, Config]]:
+    def _file_of(
+        self, adata: Any, config: Config, name: str = "adata"
+    ) -> Iterator[tuple[Path, Config]]:
         """Write an AnnData to a temporary file; yield it, and the settings to read it with."""
-        setup = setup_for_use(require_anndata(adata, "adata"), self._trained_setup(config))
-        check(adata, setup, "adata")
+        setup = setup_for_use(require_anndata(adata, name), self._trained_setup(config))
+        check(adata, setup, name)
         options = options_for(config.data.preprocessing, [setup], self._dims)
         data = config.data.model_copy(update={"preprocessing": options})
         with tempfile.TemporaryDirectory(prefix="alphastomics-cells-") as place:
             path = Path(place) / "adata.h5ad"
             write_cells(path, adata, setup)
-            with calling(path, "adata"):
+            with calling(path, name):
                 yield path, config.model_copy(update={"data": data})
 
     def _trained_setup(self, config: Config) -> Setup:

@@ -76,6 +76,24 @@ def test_predictions_and_keys_are_those_of_sample(
         np.testing.assert_array_equal(returned[:, columns], adata.layers["generated"])
 
 
+def test_places_come_in_the_frame_of_a_reference_as_by_sample(
+    by_commands, model, slices, slice_files, tmp_path
+):
+    words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
+    words += ["--input_data", slice_files / "slice_0.h5ad", "--sample_mode", "expr_to_pos"]
+    words += ["--reference", slice_files / "slice_1.h5ad", "--output", tmp_path / "out.h5ad"]
+    run("sample", *words)
+    expected = anndata.read_h5ad(tmp_path / "out.h5ad")
+    slices[1].obsm["there"] = slices[1].obsm.pop("spatial")
+    with pytest.raises(InputError, match="reference: has no coordinates"):
+        model.predict_positions(slices[0], reference=slices[1])
+    AlphaSTomics.setup_anndata(slices[1], position_key="there")
+    made = model.predict_positions(slices[0], reference=slices[1])
+    np.testing.assert_array_equal(made, expected.obsm["spatial_pred"])
+    rotation = slices[0].uns["alphastomics"]["frame"]["rotation"]
+    np.testing.assert_array_equal(rotation, expected.uns["alphastomics"]["frame"]["rotation"])
+
+
 def test_new_tissue_is_that_of_sample(by_commands: Path, model: AlphaSTomics, tmp_path: Path):
     words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
     run("sample", *words, "--num_cells", 40, "--num_slices", 2, "--output", tmp_path / "new.h5ad")

@@ -181,6 +181,15 @@ def test_a_public_model_needs_no_login_and_the_cache_no_network(server, model, m
     assert AlphaSTomics.from_pretrained(REPO).genes == model.genes
 
 
+def test_weights_and_config_alone_are_a_model(server, model, slices):
+    model.push_to_hub(REPO, token=TOKEN)
+    del server.files["record.json"]
+    again = AlphaSTomics.from_pretrained(REPO, token=TOKEN)
+    np.testing.assert_array_equal(
+        again.predict_positions(slices[0].copy()), model.predict_positions(slices[0].copy())
+    )
+
+
 def test_a_model_that_the_hub_lacks_is_one_line(server, model):
     model.push_to_hub(REPO, token=TOKEN)
     del server.files["model.safetensors"]
