@@ -218,6 +218,7 @@ COMMANDS = {
             Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
             switch("no_report", "Leave out the HTML report beside the JSON file."),
+            OVERWRITE,
             *SEEDS,
             VERBOSE,
         ],

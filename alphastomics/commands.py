@@ -14,6 +14,8 @@ from alphastomics.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+MODES = ("expr_to_pos", "pos_to_expr", "joint")
+
 
 def preprocess(call: Call) -> str:
     """Turn slices into shards; print a summary."""
@@ -105,21 +107,26 @@ def sample(call: Call) -> str:
 
 
 def test(call: Call) -> str:
-    """Score a checkpoint; print the scores."""
+    """Score a checkpoint; print the scores as a table."""
+    from alphastomics.evaluation.table import score_table
     from alphastomics.generation.commands import test as run_test
 
     arguments = call.arguments
+    if arguments.output is not None and arguments.output.exists() and not arguments.overwrite:
+        raise InputError(f"{arguments.output}: exists; add --overwrite, or name another --output")
     tested = {
         "checkpoint": arguments.checkpoint,
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
         "split": arguments.split or DEFAULT_SPLIT,
     }
     scores = run_test(call.config, **tested, output=arguments.output)
+    lines = [score_table({mode: scores[mode] for mode in MODES if mode in scores})]
+    lines.append(f"\nscores: {scores['output']}")
     if not arguments.no_report:
         from alphastomics.report.commands import report_of_test
 
-        scores["report"] = str(report_of_test(call.config, **tested, scored=scores))
-    return json.dumps(scores, indent=2)
+        lines.append(f"report: {report_of_test(call.config, **tested, scored=scores)}")
+    return "\n".join(lines)
 
 
 def report(call: Call) -> str:

@@ -121,6 +121,7 @@ MAP = {
         "demo",
         "diffusion_model",
         "errors",
+        "evaluation",
         "extract",
         "extract_h5ad",
         "generation",

@@ -90,11 +90,26 @@ def transferred_labels(
     seed: int,
 ) -> ndarray:
     """Label of the majority among the k real cells nearest to each generated cell."""
-    known = _checked(real, "real expression", least=k)
-    asked = _checked(generated, "generated expression", least=1)
-    pca = _fitted_pca(known, seed)
-    classifier = KNeighborsClassifier(k).fit(pca.transform(known), np.asarray(real_labels))
-    return np.asarray(classifier.predict(pca.transform(asked)))
+    return TypedCells(real, real_labels, k=k, seed=seed).labels_of(generated)
+
+
+class TypedCells:
+    """Real cells with labels, which others take theirs from; made once, asked often."""
+
+    def __init__(
+        self, real: Float[Array, "M G"], real_labels: Labels, *, k: int, seed: int
+    ) -> None:
+        known = _checked(real, "real expression", least=k)
+        self.pca = _fitted_pca(known, seed)
+        self.names = np.unique(np.asarray(real_labels))
+        self.classifier = KNeighborsClassifier(k).fit(
+            self.pca.transform(known), np.asarray(real_labels)
+        )
+
+    def labels_of(self, generated: Float[Array, "N G"]) -> ndarray:
+        """Label of the majority among the k real cells nearest to each generated cell."""
+        asked = _checked(generated, "generated expression", least=1)
+        return np.asarray(self.classifier.predict(self.pca.transform(asked)))
 
 
 def _checked(expression: Float[Array, "N G"], what: str, *, least: int) -> Float32[ndarray, "N G"]:

@@ -3,11 +3,17 @@
 One number of neighbours and two shares of contacts, those that others report, hold for all tables.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
 from alphastomics.evaluation.arrays import Array, as_tensor
-from alphastomics.evaluation.clusters import Labels
+from alphastomics.evaluation.clusters import (
+    Labels,
+    cluster_scores,
+    clustered,
+    transferred_labels,
+)
 from alphastomics.evaluation.distances import contact_scores, distance_mse
 from alphastomics.evaluation.expression import (
     cell_correlations,
@@ -87,6 +93,28 @@ def expression_scores(
         "moran_correlation": moran.correlation,
         "moran_mae": moran.mean_absolute_error,
     }
+
+
+def type_scores(
+    predicted: Float[Array, "N G"],
+    labels: Labels,
+    real: tuple[Float[Array, "M G"], Labels] | None,
+    *,
+    seed: int,
+) -> dict[str, float]:
+    """Score the cell types of generated expression.
+
+    Its k-means clusters, as many as there are types, against the true types; and, where real cells
+    with types are given, the share of cells whose likest real cells have the right type.
+    """
+    names = np.unique(np.asarray(labels))
+    scores = cluster_scores(clustered(predicted, num_clusters=len(names), seed=seed), labels)
+    found = {f"cluster_{name}": value for name, value in scores._asdict().items()}
+    if real is not None:
+        k = min(NEIGHBOURS, len(real[0]))
+        types = transferred_labels(predicted, *real, k=k, seed=seed)
+        found["type_accuracy"] = float(np.mean(types == np.asarray(labels)))
+    return found
 
 
 def chance_levels(num_cells: int) -> dict[str, float]:

@@ -4,7 +4,9 @@ Each slice is scored by itself, and slices are averaged by their number of cells
 need other slices are there when training cells are given.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,18 +16,35 @@ from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.evaluation.baselines import (
+    Regressor,
     class_centroids,
     closest_slice,
     regressed_positions,
     shuffled,
     spatial_knn_mean,
 )
-from alphastomics.evaluation.scores import NEIGHBOURS, expression_scores, position_scores
+from alphastomics.evaluation.calibration import (
+    LEAST_DRAWS,
+    Calibration,
+    Envelope,
+    calibration,
+    envelope,
+)
+from alphastomics.evaluation.position import aligned
+from alphastomics.evaluation.scores import (
+    NEIGHBOURS,
+    expression_scores,
+    position_scores,
+    type_scores,
+)
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.generate import generate, modes_of
+from alphastomics.generation.evaluate_joint import joint_scores
+from alphastomics.generation.generate import modes_of
+from alphastomics.generation.products import Products, both_products
 
 SPATIAL_NEIGHBOURS = 20
-OURS = "alphastomics"
+OURS, OUR_DRAW = "alphastomics", "alphastomics sample"
+REGRESSORS: dict[str, Regressor] = {"kNN regressor": "knn", "MLP regressor": "mlp"}
 Predictor = Callable[[np.ndarray], Any]
 
 
@@ -47,14 +66,36 @@ def evaluate(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = modes_of(module)
     if "expr_to_pos" in able:
-        made = generate(module, cells, "expr_to_pos", settings, seed).position
-        methods = {OURS: made.__getitem__, **place_baselines(cells, known, seed)}
-        scores["expr_to_pos"] = scored(cells, methods, place_scores)
+        made = both_products(module, cells, "expr_to_pos", settings, seed)
+        methods = {
+            OURS: made.estimate.position.__getitem__,
+            OUR_DRAW: made.sample.position.__getitem__,
+            **place_baselines(cells, known, seed),
+        }
+        found = scored(cells, methods, place_scores)
+        found[OURS] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
+        scores["expr_to_pos"] = found
     if "pos_to_expr" in able:
-        made = generate(module, cells, "pos_to_expr", settings, seed).expression
-        methods = {OURS: made.__getitem__, **value_baselines(cells, known, seed)}
-        scores["pos_to_expr"] = scored(cells, methods, value_scores)
-    return scores
+        values = both_products(module, cells, "pos_to_expr", settings, seed)
+        methods = {
+            OURS: values.estimate.expression.__getitem__,
+            OUR_DRAW: values.sample.expression.__getitem__,
+            **value_baselines(cells, known, seed),
+        }
+        found = scored(cells, methods, partial(value_scores, known=known, seed=seed))
+        found[OURS] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
+        scores["pos_to_expr"] = found
+    if "joint" in able:
+        scores["joint"] = joint_scores(module, cells, known, settings, seed)
+    return {mode: without_undefined(found) for mode, found in scores.items()}
+
+
+def without_undefined(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Leave out what has no value: JSON knows no NaN and no infinity."""
+    return {
+        method: {name: value for name, value in values.items() if math.isfinite(value)}
+        for method, values in found.items()
+    }
 
 
 def scored(
@@ -89,16 +130,62 @@ def place_scores(cells: InputCells, rows: np.ndarray, predicted: Any) -> dict[st
     return position_scores(found, cells.position[rows, : cells.dims], labels)
 
 
-def value_scores(cells: InputCells, rows: np.ndarray, predicted: Any) -> dict[str, float]:
-    """Score predicted expression of one slice."""
+def value_scores(
+    cells: InputCells, rows: np.ndarray, predicted: Any, *, known: InputCells | None, seed: int
+) -> dict[str, float]:
+    """Score predicted expression of one slice, and its clusters where cell types are known."""
     assert cells.position is not None
     measured = cells.measured[cells.slice_id[rows[0]]]
-    return expression_scores(
-        torch.as_tensor(np.asarray(predicted, dtype=np.float32)),
+    found = np.asarray(predicted, dtype=np.float32)
+    scores = expression_scores(
+        torch.as_tensor(found),
         torch.as_tensor(cells.expression[rows]),
         torch.as_tensor(measured),
         torch.as_tensor(cells.position[rows, : cells.dims]),
     )
+    if cells.cell_type is None:
+        return scores
+    typed = cells if known is None or known.cell_type is None else known
+    assert typed.cell_type is not None
+    genes = measured & typed.measured.all(0)
+    real = (typed.expression[:, genes], typed.cell_type.astype(str)) if genes.any() else None
+    # Genes that were not measured have no truth: a method could not be right about them.
+    shown = found[:, genes if genes.any() else measured]
+    return scores | type_scores(shown, cells.cell_type[rows].astype(str), real, seed=seed)
+
+
+def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
+    """Compare the spread of placed cells with their error, in the frame of the truth."""
+    if len(made.draws) < LEAST_DRAWS:
+        return {}
+    assert cells.position is not None
+    true = cells.position[rows, : cells.dims]
+    turn = {"scale": False, "reflection": True}
+    estimate = aligned(made.estimate.position[rows, : cells.dims], true, **turn)
+    draws = [aligned(draw[rows, : cells.dims], estimate, **turn) for draw in made.draws]
+    found = envelope(torch.stack(draws).numpy())
+    return named(calibration(estimate.numpy(), true, found))
+
+
+def value_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
+    """Compare the spread of generated expression with its error, over the measured genes."""
+    if made.envelope.num_draws < LEAST_DRAWS:
+        return {}
+    genes = np.flatnonzero(cells.measured[cells.slice_id[rows[0]]])
+    low, high, deviation = (part[np.ix_(rows, genes)] for part in made.envelope[:3])
+    found = Envelope(low, high, deviation, made.envelope.num_draws)
+    part = np.ix_(rows, genes)
+    return named(calibration(made.estimate.expression[part], cells.expression[part], found))
+
+
+def named(found: Calibration) -> dict[str, float]:
+    """Give a calibration the names it has in the scores."""
+    return {
+        "spread_coverage": found.coverage,
+        "spread_coverage_expected": found.expected,
+        "spread_error_ratio": found.error_over_spread,
+        "spread_error_spearman": found.spearman,
+    }
 
 
 def place_baselines(cells: InputCells, known: InputCells | None, seed: int) -> dict[str, Predictor]:
@@ -115,9 +202,11 @@ def place_baselines(cells: InputCells, known: InputCells | None, seed: int) -> d
         found["class centroid oracle"] = lambda rows: class_centroids(position[rows], labels[rows])
     if known is not None and known.position is not None:
         place = known.position
-        found["MLP regressor"] = lambda rows: regressed_positions(
-            cells.expression[rows], known.expression, place, regressor="mlp", seed=seed
-        )
+        for name, regressor in REGRESSORS.items():
+            # Fitted once, for all slices.
+            found[name] = regressed_positions(
+                cells.expression, known.expression, place, regressor=regressor, seed=seed
+            ).__getitem__
     return found
 
 
@@ -129,7 +218,10 @@ def value_baselines(cells: InputCells, known: InputCells | None, seed: int) -> d
     def by_chance(rows: np.ndarray) -> Any:
         return shuffled(cells.expression[rows], torch.Generator().manual_seed(seed))
 
-    found: dict[str, Predictor] = {"shuffled": by_chance}
+    found: dict[str, Predictor] = {
+        "shuffled": by_chance,
+        "true expression": cells.expression.__getitem__,
+    }
     if known is not None and known.position is not None:
         place = known.position
         measured = known.measured[known.slice_id]

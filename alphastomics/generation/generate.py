@@ -152,13 +152,25 @@ def generate_slice(
     one: SliceSampler, settings: SamplingConfig, advance: Advance, *, flat: bool
 ) -> tuple[tuple[np.ndarray, ...], Seam | None]:
     """Draw one slice several times; return product and spread of both modalities, and the seam."""
-    draws = [one.draw(settings.num_steps, n, advance) for n in range(settings.num_samples)]
+    draws = drawn(one, settings.num_steps, settings.num_samples, advance)
     products = draws[:1]
     if settings.product == "estimate":
-        products = [one.draw(1, n, advance) for n in range(settings.num_samples)]
+        products = drawn(one, 1, settings.num_samples, advance)
+    return one_product(one, products, draws, flat=flat), seam_between(one, products)
+
+
+def drawn(one: SliceSampler, num_steps: int, number: int, advance: Advance) -> list[Drawn]:
+    """Draw a slice several times."""
+    return [one.draw(num_steps, draw, advance) for draw in range(number)]
+
+
+def one_product(
+    one: SliceSampler, products: list[Drawn], draws: list[Drawn], *, flat: bool
+) -> tuple[np.ndarray, ...]:
+    """Return a product and the spread of the draws."""
     turn = None if one.mode == "pos_to_expr" else one.sampler.reflection
-    cells = [[drawn.cells for drawn in several] for several in (products, draws)]
-    return summed_up(*cells, reflection=turn, flat=flat), seam_between(one, products)
+    cells = [[made.cells for made in several] for several in (products, draws)]
+    return summed_up(*cells, reflection=turn, flat=flat)
 
 
 def seam_between(one: SliceSampler, products: list[Drawn]) -> Seam | None:

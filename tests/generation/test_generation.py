@@ -15,7 +15,9 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import Blank, blank_cells, read_h5ad, read_processed
 from alphastomics.generation.commands import load_for_use, sample
 from alphastomics.generation.commands import test as score
+from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import Generated, as_tissue, generate, plane_of
+from alphastomics.generation.products import both_products
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
@@ -258,14 +260,60 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
     written = json.loads((tmp_path / "scores.json").read_text())
     assert written == {key: value for key, value in result.items() if key != "output"}
     assert set(written["expr_to_pos"]) == {
-        "alphastomics", "shuffled", "class centroid oracle", "MLP regressor"
+        "alphastomics", "alphastomics sample", "shuffled", "class centroid oracle",
+        "kNN regressor", "MLP regressor",
     }  # fmt: skip
     assert set(written["pos_to_expr"]) == {
-        "alphastomics", "shuffled", "spatial k-NN mean", "closest slice"
+        "alphastomics", "alphastomics sample", "shuffled", "true expression", "spatial k-NN mean",
+        "closest slice",
     }  # fmt: skip
+    assert set(written["joint"]) == {
+        "alphastomics", "real, same slice", "real, other slice", "shuffled", "genes shuffled"
+    }  # fmt: skip
+    ours = written["expr_to_pos"]["alphastomics"]
+    assert ours["spread_coverage_expected"] == pytest.approx(1 / 3)  # of two draws
+    assert 0 <= ours["spread_coverage"] <= 1
+    types = {name: values["type_accuracy"] for name, values in written["pos_to_expr"].items()}
+    assert types["true expression"] > types["shuffled"]
+    real = written["joint"]["real, same slice"]
+    assert real["moran_correlation"] > written["joint"]["shuffled"]["moran_correlation"]
     chance = written["expr_to_pos"]["shuffled"]["spearman_mean"]
     assert abs(chance) < 0.15
     assert written["expr_to_pos"]["class centroid oracle"]["spearman_mean"] > 0.4
+
+
+def test_both_products_are_those_that_sampling_gives(place: Path):
+    module, genes = load_for_use(checkpoint(place))
+    cells = read_processed(place / "processed", genes, "test")
+    for mode in ("expr_to_pos", "pos_to_expr"):
+        both = both_products(module, cells, mode, QUICK, 3)
+        for product, made in (("estimate", both.estimate), ("sample", both.sample)):
+            alone = generate(module, cells, mode, QUICK.model_copy(update={"product": product}), 3)
+            np.testing.assert_allclose(made.position, alone.position, rtol=1e-5)
+            np.testing.assert_allclose(made.expression, alone.expression, rtol=1e-5)
+        assert (both.envelope.low <= both.envelope.high).all()
+        np.testing.assert_allclose(both.draws[0], both.sample.position, rtol=1e-4, atol=1e-2)
+
+
+def test_test_prints_a_table_and_keeps_a_named_output(place: Path, tmp_path: Path, capsys):
+    target = tmp_path / "scores.json"
+    arguments = ["--checkpoint", checkpoint(place, "expr_to_pos"), "--no_report", "--num_steps", 2]
+    arguments += ["--data_dir", place / "processed", "--output", target, "--num_samples", 1]
+    assert main(["test", *map(str, arguments)]) == 0
+    shown = capsys.readouterr().out
+    assert "spearman_mean" in shown
+    assert f"scores: {target}" in shown
+    assert "spread_coverage" not in shown  # one draw has no spread
+    assert set(json.loads(target.read_text())) == {"expr_to_pos"}
+    assert main(["test", *map(str, arguments)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_a_file_alone_is_scored_against_its_other_half(place: Path):
+    module, genes = load_for_use(checkpoint(place))
+    cells = read_h5ad(place / "slices/slice_0.h5ad", genes, module.normalization, Config())
+    scores = joint_scores(module, cells, None, QUICK, 0)
+    assert set(scores) == {"alphastomics", "real, other half", "shuffled", "genes shuffled"}
 
 
 def test_a_specialised_checkpoint_says_what_it_can(place: Path, tmp_path: Path):

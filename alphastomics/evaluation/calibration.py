@@ -1,0 +1,71 @@
+"""Is the spread right: draws, an estimate and the truth enter, shares and ratios leave.
+
+If the draws come from the posterior, the truth is one more draw: it lies between the least and the
+largest of n of them with probability (n - 1) / (n + 1), whatever the distribution. And the mean
+square error of the posterior mean is then the variance of the draws.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.stats import spearmanr
+
+from alphastomics.errors import InputError
+
+LEAST_DRAWS = 2
+
+
+class Envelope(NamedTuple):
+    """What n draws say of each entry: the least, the largest, and the unbiased deviation."""
+
+    low: Float[ndarray, "N K"]
+    high: Float[ndarray, "N K"]
+    deviation: Float[ndarray, "N K"]
+    num_draws: int
+
+
+class Calibration(NamedTuple):
+    """How far the spread tells the error.
+
+    Attributes
+    ----------
+    coverage, expected
+        Share of true values between the least and the largest draw, and what it should be.
+    error_over_spread
+        Root mean square error over root mean square deviation: 1 is right, more is too sure.
+    spearman
+        Rank correlation, over cells, of the spread and the error; 0 where either is constant.
+    """
+
+    coverage: float
+    expected: float
+    error_over_spread: float
+    spearman: float
+
+
+def envelope(draws: Float[ndarray, "S N K"]) -> Envelope:
+    """Sum up draws of the same cells."""
+    deviation = draws.std(0, ddof=1) if len(draws) > 1 else np.zeros(draws.shape[1:])
+    return Envelope(draws.min(0), draws.max(0), deviation, len(draws))
+
+
+def calibration(
+    estimate: Float[ndarray, "N K"], true: Float[ndarray, "N K"], found: Envelope
+) -> Calibration:
+    """Compare the spread of draws with the error of the estimate, in one frame."""
+    if found.num_draws < LEAST_DRAWS:
+        raise InputError(
+            f"calibration: {found.num_draws} draw(s); at least {LEAST_DRAWS} are needed"
+        )
+    inside = (found.low <= true) & (true <= found.high)
+    error = np.square(estimate.astype(np.float64) - true).sum(1)
+    spread = np.square(found.deviation.astype(np.float64)).sum(1)
+    known = min(np.ptp(error), np.ptp(spread)) > 0
+    return Calibration(
+        float(inside.mean()),
+        (found.num_draws - 1) / (found.num_draws + 1),
+        float(np.sqrt(error.mean() / spread.mean())) if spread.any() else float("inf"),
+        float(spearmanr(error, spread).statistic) if known else 0.0,
+    )

@@ -1,0 +1,91 @@
+"""Scores as text: {mode: {method: {metric: value}}} enters, a table for a terminal leaves.
+
+Metrics are rows, methods columns; the best of each row is marked. Oracles, and real tissue
+(as it is, or shuffled) have seen the truth: they are shown, but not marked.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+NAME_WIDTH, COLUMN_WIDTH, MARK = 28, 13, "*"
+LOWER_IS_BETTER = (
+    "distance_mse", "procrustes", "rmsd", "rssd", "rmse_", "class_rssd", "expression_mse",
+    "moran_mae", "type_share_distance", "type_neighbour_distance", "wasserstein",
+)  # fmt: skip
+NEAREST_TO = {"auc_": 0.5, "spread_error_ratio": 1.0}
+WITHOUT_BEST = ("spread_coverage",)
+NOT_IN_THE_RACE = ("oracle", "true ", "real, ", "shuffled")
+
+
+def badness(metric: str, value: float) -> float:
+    """Return a number that is smaller, the better a value is."""
+    for name, aim in NEAREST_TO.items():
+        if metric.startswith(name):
+            return abs(value - aim)
+    return value if metric.startswith(LOWER_IS_BETTER) else -value
+
+
+def best_method(metric: str, methods: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Name the best method of a metric; none where it was found for fewer than two."""
+    if metric.startswith(WITHOUT_BEST):
+        return None
+    found = {
+        name: badness(metric, values[metric])
+        for name, values in methods.items()
+        if metric in values and math.isfinite(values[metric]) and not is_yardstick(name)
+    }
+    return min(found, key=found.__getitem__) if len(found) > 1 else None
+
+
+def is_yardstick(method: str) -> bool:
+    """Say whether a method has seen the truth."""
+    return any(word in method for word in NOT_IN_THE_RACE)
+
+
+def score_table(scores: Scores) -> str:
+    """Lay scores out, a table for each mode."""
+    parts = [_mode_table(mode, methods) for mode, methods in scores.items()]
+    return "\n\n".join([*parts, f"{MARK} best; oracles, and real or shuffled tissue, stand aside"])
+
+
+def _mode_table(mode: str, methods: Mapping[str, Mapping[str, float]]) -> str:
+    metrics = list(dict.fromkeys(metric for values in methods.values() for metric in values))
+    lines = _header(mode, list(methods))
+    for metric in metrics:
+        best = best_method(metric, methods)
+        cells = [_cell(values.get(metric), name == best) for name, values in methods.items()]
+        lines.append(f"{metric:<{NAME_WIDTH}}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, is_best: bool) -> str:  # noqa: FBT001 - one of two parts of a cell
+    if value is None:
+        return " " * COLUMN_WIDTH
+    shown = f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
+    return f"{shown:>{COLUMN_WIDTH - 1}}{MARK if is_best else ' '}"
+
+
+def _header(mode: str, methods: Sequence[str]) -> list[str]:
+    """Break the methods' names into lines that fit their columns."""
+    names = [_wrapped(name) for name in methods]
+    height = max(map(len, names))
+    lines = []
+    for level in range(height):
+        first = mode if level == height - 1 else ""
+        parts = [[""] * (height - len(name)) + name for name in names]
+        columns = "".join(f"{part[level]:>{COLUMN_WIDTH - 1}} " for part in parts)
+        lines.append(f"{first:<{NAME_WIDTH}}{columns}".rstrip())
+    return [*lines, "-" * (NAME_WIDTH + COLUMN_WIDTH * len(methods))]
+
+
+def _wrapped(name: str) -> list[str]:
+    lines = [""]
+    for word in name.split():
+        joined = f"{lines[-1]} {word}".strip()
+        if len(joined) < COLUMN_WIDTH:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return [line for line in lines if line]

@@ -1,0 +1,145 @@
+"""Scores of new tissue: as many new cells as each real slice has, beside real and shuffled tissue.
+
+What two real tissues differ by is the yardstick: cells of the same slice that were not looked at
+(of training, or the other half), and another slice. Chance is that real tissue, shuffled.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+
+from alphastomics.config import SamplingConfig
+from alphastomics.diffusion_model.draws import stream_seed
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.evaluation.clusters import TypedCells, clustered
+from alphastomics.evaluation.scores import NEIGHBOURS
+from alphastomics.evaluation.tissue import (
+    Tissue,
+    measured_part,
+    shuffled_genes,
+    shuffled_places,
+    tissue_scores,
+)
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.generate import generate
+
+OURS, SAME, HALF, OTHER = (
+    "alphastomics",
+    "real, same slice",
+    "real, other half",
+    "real, other slice",
+)
+NUM_CLUSTERS = 10  # stand in for cell types where there are none
+
+
+def joint_scores(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    known: InputCells | None,
+    settings: SamplingConfig,
+    seed: int,
+) -> dict[str, dict[str, float]]:
+    """Return {method: {metric: value}}, mean over slices by their number of cells."""
+    made = generate(module, cells, "joint", settings, seed)
+    whole = Tissue(made.expression, made.position[:, : cells.dims])
+    typed = cells if known is None else known
+    finder = type_finder(typed, seed)
+    totals: dict[str, dict[str, float]] = {}
+    weights: dict[str, float] = {}
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        compared, others = yardsticks(cells, known, number, seed)
+        # As many cells as the real tissue has, so that neighbours are as near.
+        ours = rows[: len(compared.position)]
+        new = {OURS: Tissue(whole.expression[ours], whole.position[ours]), **others}
+        new |= by_chance(next(iter(others.values())), seed)
+        genes = usable_genes(cells, typed, number)
+        for name, tissue in new.items():
+            found = tissue_scores(
+                measured_part(tissue, genes),
+                measured_part(compared, genes),
+                finder(genes),
+                seed=seed,
+            )
+            weights[name] = weights.get(name, 0.0) + len(rows)
+            for metric, value in found.items():
+                sums = totals.setdefault(name, {})
+                sums[metric] = sums.get(metric, 0.0) + value * len(rows)
+    return {
+        name: {metric: value / weights[name] for metric, value in sums.items()}
+        for name, sums in totals.items()
+    }
+
+
+def type_finder(typed: InputCells, seed: int) -> Callable[[Bool[np.ndarray, " G"]], TypedCells]:
+    """Return a way to the typed cells by some genes, which are looked at once for each panel."""
+    types = types_of(typed, seed)
+    made: dict[bytes, TypedCells] = {}
+
+    def found(genes: Bool[np.ndarray, " G"]) -> TypedCells:
+        key = genes.tobytes()
+        if key not in made:
+            k = min(NEIGHBOURS, len(types))
+            made[key] = TypedCells(typed.expression[:, genes], types, k=k, seed=seed)
+        return made[key]
+
+    return found
+
+
+def types_of(cells: InputCells, seed: int) -> np.ndarray:
+    """Return cell types, or clusters in their place."""
+    if cells.cell_type is not None:
+        return cells.cell_type.astype(str)
+    number = min(NUM_CLUSTERS, len(cells.names))
+    return clustered(cells.expression, num_clusters=number, seed=seed).astype(str)
+
+
+def usable_genes(cells: InputCells, typed: InputCells, number: int) -> Bool[np.ndarray, " G"]:
+    """Return the genes that the slice measured, and of the typed cells at least some."""
+    both = cells.measured[number] & typed.measured.all(0)
+    return both if both.any() else cells.measured[number]
+
+
+def tissue_of(cells: InputCells, rows: Int64[np.ndarray, " M"]) -> Tissue:
+    """Return real cells as a tissue, in the dimensions they have."""
+    assert cells.position is not None
+    return Tissue(cells.expression[rows], cells.position[rows, : cells.dims])
+
+
+def yardsticks(
+    cells: InputCells, known: InputCells | None, number: int, seed: int
+) -> tuple[Tissue, dict[str, Tissue]]:
+    """Return the real tissue to compare with, and real tissues of other cells."""
+    random = np.random.default_rng(stream_seed(seed, "yardstick", number))
+    rows = cells.rows_of(number)
+    found: dict[str, Tissue] = {}
+
+    def add(name: str, source: InputCells, choose: Callable[[str], bool]) -> None:
+        for other, slice_name in enumerate(source.slice_names):
+            there = source.rows_of(other)
+            if choose(slice_name) and len(there) > NEIGHBOURS:
+                # As many cells as the slice has: neighbours are as near as the cells are dense.
+                found[name] = tissue_of(source, random.permutation(there)[: len(rows)])
+                return
+
+    mine = cells.slice_names[number]
+    if known is not None and known.position is not None:
+        add(SAME, known, lambda name: name == mine)
+    add(OTHER, cells, lambda name: name != mine)
+    if OTHER not in found and known is not None and known.position is not None:
+        add(OTHER, known, lambda name: name != mine)
+    if found:
+        return tissue_of(cells, rows), found
+    halves = np.array_split(random.permutation(rows), 2)
+    return tissue_of(cells, halves[0]), {HALF: tissue_of(cells, halves[1])}
+
+
+def by_chance(real: Tissue, seed: int) -> dict[str, Tissue]:
+    """Shuffle real tissue: its places alone, or each gene by itself."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "shuffled": shuffled_places(real, generator),
+        "genes shuffled": shuffled_genes(real, generator),
+    }
