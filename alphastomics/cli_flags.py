@@ -1,7 +1,6 @@
 """Every command and flag of AlphaSTomics, as data: the contract's section 2 and what came since."""
 
 from dataclasses import replace
-
 from pathlib import Path
 
 from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
