@@ -124,9 +124,15 @@ def report_of_test(
     config: Config, *, checkpoint: Path, input_data: Path, split: str, scored: dict[str, Any]
 ) -> Path:
     """Write the report beside the scores that `test` has just written."""
-    target = Path(scored["output"]).with_suffix(".html")
+    target = page_beside(Path(scored["output"]))
     request = Request(input_data, split, scores=only_scores(scored))
     return write_report(config, checkpoint=checkpoint, request=request, target=target)
+
+
+def page_beside(scores: Path) -> Path:
+    """Name the page after the file of the scores, which it must not replace."""
+    page = scores.with_suffix(".html")
+    return scores.with_name(f"{scores.stem}.report.html") if page == scores else page
 
 
 def read_scores(path: Path) -> Scores:

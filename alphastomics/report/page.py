@@ -14,7 +14,7 @@ from alphastomics import __version__
 
 PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-SCRIPTS = ("plots.js", "report.js")
+SCRIPTS = ("plots.js", "tissues.js", "report.js")
 
 
 def script_json(value: Any) -> str:

@@ -18,6 +18,7 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.evaluation.scores import MORAN_NEIGHBOURS
+from alphastomics.evaluation.table import best_method, is_yardstick
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import Curve, Findings, Inside, Path, Placed, Scores
 from alphastomics.report.words import HEADLINES, METRICS, MODES, MOST_HEADLINES, OURS, words_of
@@ -184,7 +185,8 @@ def gene_agreement(
 ) -> dict[str, Any]:
     """Pearson r and Moran's I, true and predicted, of every gene."""
     cells = findings.cells
-    measured = torch.from_numpy(cells.measured[cells.slice_id])
+    same = (cells.measured == cells.measured[:1]).all()
+    measured = torch.from_numpy(cells.measured[:1] if same else cells.measured[cells.slice_id])
     r = gene_correlations(
         torch.from_numpy(predicted), torch.from_numpy(cells.expression), measured
     ).numpy()
@@ -264,7 +266,11 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
                 "methods": list(methods),
                 "ours": OURS,
                 "headlines": headlines[:MOST_HEADLINES],
-                "metrics": [{"name": metric, **words_of(metric)._asdict()} for metric in metrics],
+                "aside": [method for method in methods if is_yardstick(method)],
+                "metrics": [
+                    {"name": name, "best": best_method(name, methods), **words_of(name)._asdict()}
+                    for name in metrics
+                ],
                 "values": {
                     method: {name: numbers([value])[0] for name, value in values.items()}
                     for method, values in methods.items()

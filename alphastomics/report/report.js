@@ -68,22 +68,15 @@ function showHead() {
 }
 
 // Scores.
-const isOracle = (method) => /oracle/i.test(method);
-function bestOf(table, metric) {
-  const found = table.methods.filter((method) => !isOracle(method)).map((method) => [method, table.values[method][metric.name]]).filter(([, value]) => value !== null && value !== undefined);
-  if (!found.length || metric.better === "unknown") return null;
-  found.sort((one, other) => (metric.better === "higher" ? other[1] - one[1] : one[1] - other[1]));
-  return found[0][0];
-}
+const isOurs = (method, table) => method.startsWith(table.ours);
 
 function scoreBars(table, metric) {
   const values = table.methods.map((method) => table.values[method][metric.name]);
   const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
-  const best = bestOf(table, metric);
   const arrow = { higher: "↑", lower: "↓", unknown: "" }[metric.better];
   const rows = table.methods.map((method, index) => {
-    const row = element("div", { className: `bar-row${method === table.ours ? " ours" : ""}${isOracle(method) ? " oracle" : ""}` },
-      element("span", { text: `${method}${method === best ? " ★" : ""}` }), element("b", { text: shortNumber(values[index]) }), element("i"));
+    const row = element("div", { className: `bar-row${isOurs(method, table) ? " ours" : ""}${table.aside.includes(method) ? " oracle" : ""}` },
+      element("span", { text: `${method}${method === metric.best ? " ★" : ""}` }), element("b", { text: shortNumber(values[index]) }), element("i"));
     row.style.setProperty("--share", `${(100 * Math.max(0, values[index] ?? 0)) / largest}%`);
     return row;
   });
@@ -93,10 +86,9 @@ function scoreBars(table, metric) {
 function scoreTable(table) {
   const head = element("tr", {}, element("th", { text: "metric" }), ...table.methods.map((method) => element("th", { text: method })));
   const rows = table.metrics.map((metric) => {
-    const best = bestOf(table, metric);
     const arrow = { higher: " ↑", lower: " ↓", unknown: "" }[metric.better];
     return element("tr", {}, element("td", { text: metric.label + arrow, title: metric.meaning }),
-      ...table.methods.map((method) => element("td", { className: method === best ? "best" : "", text: shortNumber(table.values[method][metric.name]) })));
+      ...table.methods.map((method) => element("td", { className: method === metric.best ? "best" : "", text: shortNumber(table.values[method][metric.name]) })));
   });
   return element("div", { className: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
 }
@@ -159,9 +151,24 @@ function showPredicted() {
   const body = bodyOf("predicted");
   if (!data.agreement) return absent(body, "Not shown", data.missing.predicted);
   const panels = [{ title: "Measured", place: data.place }, { title: "Predicted from positions", place: data.place }];
-  const view = tissues(body, { panels, choices: byGenes("true", "predicted") });
+  const state = { stretch: false };
+  const choices = byGenes("true", "predicted").map((choice) => ({ ...choice, arrays: async () => {
+    const [measured, predicted] = await choice.arrays();
+    return [measured, state.stretch ? stretched(predicted) : predicted];
+  } }));
+  const view = tissues(body, { panels, choices, stretched: (panel) => panel === 1 && state.stretch });
+  const scales = segments(["same colours", "prediction stretched"], "same colours", (chosen) => { state.stretch = chosen !== "same colours"; view.draw(); });
+  scales.title = "Stretched: the prediction's own range takes all colours, which shows a pattern that is right but too weak";
+  body.querySelector(".controls").append(scales);
   geneThumbnails(body, view);
   geneCharts(body);
+}
+
+/** Let the values' own range, but for the outermost hundredths, take all colours. */
+function stretched(values) {
+  const known = values.filter((value) => value >= 0).sort();
+  const [low, high] = [0.01, 0.99].map((share) => known[Math.round(share * (known.length - 1))]);
+  return shares(values, low, high);
 }
 
 function geneThumbnails(body, view) {
@@ -178,7 +185,7 @@ function geneThumbnails(body, view) {
       const chosen = [...slice.keys()].filter((row) => Math.round(slice[row]) === Math.max(view.slice, 0));
       const every = Math.max(1, Math.floor(chosen.length / 4000));
       const rows = chosen.filter((_, place) => place % every === 0);
-      const pick = (values) => Float32Array.from(rows, (row) => values[row]);
+      const pick = (values) => picked(values, rows);
       for (const [side, part] of ["true", "predicted"].entries()) thumbnail(canvases[side], pick(x), pick(y), pick(await geneShares(gene[part])));
       thumb.dataset.state = "drawn";
     };

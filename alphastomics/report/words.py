@@ -26,6 +26,7 @@ HEADLINES = {
         "expression_mse",
         "moran_correlation",
     ),
+    "joint": ("auc_niches", "auc_cells", "type_neighbour_distance", "wasserstein_mean"),
 }
 MOST_HEADLINES = 4
 METRICS = {
@@ -98,6 +99,51 @@ METRICS = {
         "Are the same genes spatial in the prediction as in the truth?",
     ),
     "moran_mae": Words("Moran's I, error", "lower", "How far their spatial order is off."),
+    "type_accuracy": Words(
+        "Cell type of the likest cells",
+        "higher",
+        "Share of cells whose likest real cells are of their type.",
+    ),
+    "cluster_ari": Words(
+        "Clusters, ARI", "higher", "Do clusters of the prediction agree with the types?"
+    ),
+    "cluster_nmi": Words("Clusters, NMI", "higher", "The same, as shared information."),
+    "cluster_accuracy": Words("Clusters, accuracy", "higher", "The same, after the best naming."),
+    "auc_niches": Words(
+        "Told apart by surroundings",
+        "lower",
+        "Can a classifier tell new from real neighbourhoods? 0.5: it cannot.",
+    ),
+    "auc_cells": Words(
+        "Told apart cell by cell",
+        "lower",
+        "Can a classifier tell new from real cells? 0.5: it cannot.",
+    ),
+    "type_neighbour_distance": Words(
+        "Neighbours by type",
+        "lower",
+        "How far the types around a cell differ from the real tissue's; 0: alike.",
+    ),
+    "type_share_distance": Words(
+        "Shares of types", "lower", "How far the composition differs; 0: alike."
+    ),
+    "wasserstein_mean": Words(
+        "Values of genes", "lower", "Distance of each gene's values from the real ones."
+    ),
+    "spread_coverage": Words(
+        "Truth within the draws", "unknown", "Share of true values between the draws."
+    ),
+    "spread_coverage_expected": Words(
+        "… expected", "unknown", "The share that a right spread would have."
+    ),
+    "spread_error_ratio": Words(
+        "Error over spread", "unknown", "1: the spread is right; above: too sure."
+    ),
+    "spread_error_spearman": Words(
+        "Spread follows error",
+        "higher",
+        "Rank correlation over cells: does it spread where it errs?",
+    ),
 }
 
 

@@ -20,7 +20,7 @@ from alphastomics.generation.commands import load_for_use
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.report.collect import brought_onto, denoising_path, nearest_rows, place
-from alphastomics.report.commands import best_checkpoint, read_scores
+from alphastomics.report.commands import best_checkpoint, page_beside, read_scores
 from alphastomics.report.inside import look_inside
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config
@@ -101,14 +101,24 @@ def test_a_file_without_cell_types_is_reported_on_with_given_scores(home: Path, 
     assert data["scores"][0]["values"] == {"me": {"procrustes": 0.25}}
 
 
-def test_test_writes_the_report_beside_its_scores_unless_told_not_to(home: Path, tmp_path, capsys):
+def test_test_writes_the_report_beside_its_scores_unless_told_not_to(home: Path, tmp_path):
     checkpoint = best_checkpoint(RunFolder(home / "joint"))
     arguments = ["test", "--checkpoint", checkpoint, "--data_dir", home / "processed", *QUICK]
-    arguments = [*map(str, arguments), "--output", str(tmp_path / "found.json")]
-    assert main([*arguments, "--no_report"]) == 0
-    assert not (tmp_path / "found.html").exists()
-    assert main(arguments) == 0
-    assert data_of(tmp_path / "found.html")["scores"]
+
+    def test(name: str, *more: str) -> None:
+        assert main([*map(str, arguments), "--output", str(tmp_path / name), *more]) == 0
+
+    test("one.json", "--no_report")
+    assert not (tmp_path / "one.html").exists()
+    test("two.json")
+    data = data_of(tmp_path / "two.html")
+    assert data["scores"][0]["values"]
+    assert data["curves"]
+
+
+def test_the_page_of_a_test_is_named_after_its_scores_and_never_replaces_them():
+    assert page_beside(Path("a/scores.json")) == Path("a/scores.html")
+    assert page_beside(Path("a/scores.html")) == Path("a/scores.report.html")
 
 
 def test_mistakes_are_told_in_one_line(home: Path, tmp_path: Path, capsys):

@@ -135,7 +135,11 @@ def test_types_are_numbered_from_the_most_frequent():
 
 def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist():
     scores = {
-        "expr_to_pos": {"alphastomics": {"zeta": 1.0, "procrustes": float("nan")}},
+        "expr_to_pos": {
+            "alphastomics": {"zeta": 1.0, "procrustes": float("nan")},
+            "MLP": {"zeta": 2.0},
+            "centroid oracle": {"zeta": 3.0},
+        },
         "other": {"alphastomics": {"zeta": 1.0}},
     }
     (table,) = score_data(scores)
@@ -143,6 +147,8 @@ def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist(
     assert table["headlines"] == ["procrustes"]
     assert table["metrics"][1]["better"] == "unknown"
     assert table["values"]["alphastomics"] == {"zeta": 1.0, "procrustes": None}
+    assert table["aside"] == ["centroid oracle"]
+    assert [metric["best"] for metric in table["metrics"]] == [None, "MLP"]
 
 
 def test_curves_of_the_losses_keep_their_ends_when_they_are_thinned():
