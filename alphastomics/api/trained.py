@@ -36,7 +36,13 @@ from alphastomics.errors import InputError
 from alphastomics.extract import stored
 from alphastomics.extract_files import OBSM_KEY, obsm_of
 from alphastomics.extract_h5ad import embed_cells
-from alphastomics.generation.cells import Blank, InputCells, blank_cells
+from alphastomics.generation.cells import (
+    LEAST_CELLS,
+    Blank,
+    InputCells,
+    blank_cells,
+    require_enough,
+)
 from alphastomics.generation.commands import read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
@@ -127,6 +133,7 @@ class TrainedVerbs:
         if isinstance(cells, AnnData):
             return self._predict(cells, "pos_to_expr", keywords)[0].expression
         place = checked_positions(cells, "positions").astype(np.float32)
+        require_enough(len(place), "positions")
         genes = self._trained().genes
         blank = replace(
             blank_cells(Blank(len(place)), len(genes), dims=place.shape[1]),
@@ -157,9 +164,10 @@ class TrainedVerbs:
             obsm["spatial_pred"] with the positions, obs["slice_id"].
         """
         genes = self._trained().genes
-        for name, value in {"n": n, "num_slices": num_slices}.items():
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        for name, value, least in (("n", n, LEAST_CELLS), ("num_slices", num_slices, 1)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+                expected = f"a whole number of at least {least}"
+                raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
         made = self._generate(blank, "joint", settled(self.config, keywords))
         cells, made = as_tissue(blank, made)

@@ -195,6 +195,17 @@ def test_where_the_counts_stand_makes_no_difference(model, slices, tmp_path):
         assert not adata.is_view
 
 
+def test_a_view_can_be_set_up_and_its_parent_stays(slices):
+    view = slices[0][:50]
+    AlphaSTomics.setup_anndata(view, cell_type_key="cell_type")
+    assert view.uns["alphastomics_setup"] == {
+        "position_key": "spatial",
+        "cell_type_key": "cell_type",
+    }
+    assert "alphastomics_setup" not in slices[0].uns
+    assert AlphaSTomics(view, TINY, batch_size=32).train(1).genes == sorted(view.var_names)
+
+
 def test_slices_are_placed_one_by_one_whatever_the_order_of_cells(model, slices):
     both = anndata.concat(slices, join="inner")
     order = np.random.default_rng(0).permutation(both.n_obs)

@@ -124,7 +124,7 @@ def test_data_that_cannot_be_trained_on_is_refused(slices):
         AlphaSTomics(slices[0], TINY)
 
 
-@pytest.mark.parametrize("number", [0, -3, 2.5, True])
+@pytest.mark.parametrize("number", [0, 1, -3, 2.5, True])
 def test_a_bad_number_of_cells_is_refused(number, model):
     with pytest.raises(InputError, match="n: expected a whole number"):
         model.generate(number)
@@ -135,6 +135,7 @@ def test_bad_coordinates_are_refused(model):
         "text": (np.array([["a", "b"]]), "numbers"),
         "shape": (np.zeros((5, 4)), "shape"),
         "NaN": (np.full((5, 2), np.nan), "NaN"),
+        "one place": (np.zeros((1, 2)), "positions: 1 cell"),
     }.values():
         with pytest.raises(InputError, match=words):
             model.predict_expression(bad)
