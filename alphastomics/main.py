@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -40,15 +40,22 @@ OS_ERRORS_OF_CALLER = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    return answer(lambda: run(parse_arguments(argv)), verbose="--verbose" in argv)
+
+
+def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
+    """Do what a user asked for; print what it returns, or what went wrong; return the status.
+
+    What the act imports is imported here and not before: --help answers at once.
+    """
     # Threads that wait by spinning take the cores from whoever has work: on a busy machine a step
     # took twenty times as long. Must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    verbose = "--verbose" in argv or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    verbose = verbose or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     configure_logging(verbose=verbose)
     try:
-        call = parse_arguments(argv)
         stop_cleanly_on_sigterm()
-        result = run(call)
+        result = act()
         if result:
             sys.stdout.write(result.rstrip("\n") + "\n")
             sys.stdout.flush()
