@@ -13,6 +13,7 @@ from alphastomics.utils.metrics import (
     aligned,
     axis_rmse,
     class_rssd,
+    position_scores,
     procrustes,
     rmsd,
     rssd,
@@ -113,3 +114,12 @@ def test_one_and_two_cells_and_bad_input():
 def test_low_precision_is_computed_in_double(pair, dtype):
     sides = [torch.from_numpy(side).to(dtype) for side in pair]
     assert rmsd(*sides, reflection=True) == rmsd(*(s.double() for s in sides), reflection=True)
+
+
+def test_scores_name_the_error_of_every_axis(rng):
+    for dims, names in ((2, "xy"), (3, "xyz")):
+        true = rng.normal(size=(40, dims))
+        scores = position_scores(true + 0.3 * rng.normal(size=true.shape), true, None)
+        found = [value for name, value in scores.items() if name.startswith("rmse_")]
+        assert [f"rmse_{axis}" in scores for axis in "xyz"] == [axis in names for axis in "xyz"]
+        assert np.square(found).sum() == pytest.approx(scores["rmsd"] ** 2)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.config import Config, PreprocessingConfig, SamplingConfig, SimulationConfig
-from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.config import Config
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import Blank, blank_cells, read_h5ad, read_processed
 from alphastomics.generation.commands import load_for_use, sample
@@ -19,43 +17,7 @@ from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import Generated, as_tissue, generate, plane_of
 from alphastomics.generation.products import both_products
 from alphastomics.main import main
-from alphastomics.preprocessing.commands import preprocess
-from alphastomics.simulate import write_tissue
-from tests.diffusion_model.conftest import tiny_config
-
-QUICK = SamplingConfig(num_steps=4, num_samples=2)
-SETTINGS = Config(
-    sampling=QUICK,
-    data={"preprocessing": PreprocessingConfig(cell_type_key="cell_type")},
-)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """Slices, a processed folder, and a joint and a specialised checkpoint."""
-    folder = tmp_path_factory.mktemp("generation")
-    tissue = SimulationConfig(cells=90, slices=2, genes=24, panel_share=0.8)
-    write_tissue(tissue, 5, folder / "slices", overwrite=False)
-    preprocess(
-        PreprocessingConfig(cell_type_key="cell_type", train_ratio=0.5, val_ratio=0.1),
-        input_dir=folder / "slices",
-        output_dir=folder / "processed",
-        gene_list_file=None,
-        seed=1,
-        overwrite=False,
-        scheduler=None,
-    )
-    for mode in ("joint", "expr_to_pos"):
-        training = {"mode": mode, "batch_size": 45, "max_epochs": 1}
-        logging = {"exp_name": mode}
-        train(
-            tiny_config(folder / "processed", folder, training=training, logging=logging), Request()
-        )
-    return folder
-
-
-def checkpoint(place: Path, mode: str = "joint") -> Path:
-    return RunFolder(place / mode).last
+from tests.generation.conftest import QUICK, SETTINGS, checkpoint
 
 
 def run_sample(
@@ -322,53 +284,6 @@ def test_a_specialised_checkpoint_says_what_it_can(place: Path, tmp_path: Path):
             place, place / "processed", tmp_path / "x.h5ad", mode="pos_to_expr",
             checkpoint=checkpoint(place, "expr_to_pos"),
         )  # fmt: skip
-
-
-class Payload:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self):
-        return (Path.touch, (self.mark,))
-
-
-def bad_inputs(place: Path, folder: Path) -> dict[str, tuple[Path, str]]:
-    """Make each kind of bad input; return it with the words of its refusal."""
-    slice_0 = anndata.read_h5ad(place / "slices/slice_0.h5ad")
-    strange = slice_0.copy()
-    strange.var_names = [f"Other{number}" for number in range(strange.n_vars)]
-    strange.write_h5ad(folder / "strange.h5ad")
-    slice_0[:1].write_h5ad(folder / "one.h5ad")
-    spoilt = slice_0.copy()
-    spoilt.X.data[3] = np.nan
-    spoilt.write_h5ad(folder / "nan.h5ad")
-    torch.save({"expression": Payload(folder / "mark")}, folder / "evil.pt")
-    torch.save({"expression": torch.zeros(5, 3)}, folder / "narrow.pt")
-    (folder / "empty.h5ad").write_bytes(b"")
-    (folder / "text.csv").write_text("x")
-    return {
-        "no shared gene": (folder / "strange.h5ad", "none of the"),
-        "one cell": (folder / "one.h5ad", "at least 2"),
-        "NaN": (folder / "nan.h5ad", "NaN"),
-        "code": (folder / "evil.pt", "not a file of tensors"),
-        "wrong genes": (folder / "narrow.pt", "has shape"),
-        "not HDF5": (folder / "empty.h5ad", "not an HDF5 file"),
-        "another format": (folder / "text.csv", "expected a .h5ad or .pt"),
-        "missing": (folder / "none.h5ad", "no such file"),
-    }
-
-
-def test_bad_input_gets_one_line_and_leaves_nothing(place: Path, tmp_path: Path, capsys):
-    for source, words in bad_inputs(place, tmp_path).values():
-        before = sorted(tmp_path.iterdir())
-        arguments = ["--checkpoint", checkpoint(place), "--input_data", source]
-        arguments += ["--sample_mode", "expr_to_pos", "--output", tmp_path / "o.h5ad"]
-        assert main(["sample", *map(str, arguments)]) == 2
-        errors = capsys.readouterr().err
-        assert errors.count("\n") == 1
-        assert words in errors
-        assert sorted(tmp_path.iterdir()) == before
-    assert not (tmp_path / "mark").exists()
 
 
 def test_an_output_that_exists_is_kept_unless_overwrite(place: Path, tmp_path: Path):
