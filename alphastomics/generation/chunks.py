@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from alphastomics.diffusion_model.sample import State, turned
+from alphastomics.diffusion_model.sample import turned
 from alphastomics.errors import InputError
 
 # More anchors fix the frame no better, and leave less room for the chunk's own cells.
@@ -84,17 +84,14 @@ def onto_anchors(
     return turned(chunk, target, everything, first, reflection)
 
 
-def joined(plan: Plan, chunks: list[State]) -> State:
+def joined(plan: Plan, chunks: list[Float[Tensor, "1 _ K"]]) -> Float[Tensor, "1 N K"]:
     """Put the cells of all chunks into one slice; the anchors are those of the first."""
     num_cells = len(plan.anchors) + sum(map(len, plan.parts))
-    parts = []
-    for values in zip(*chunks, strict=True):
-        whole = values[0].new_empty(1, num_cells, values[0].shape[2])
-        whole[:, plan.rows(0)] = values[0]
-        for part, value in zip(plan.parts[1:], values[1:], strict=True):
-            whole[:, part] = value[:, len(plan.anchors) :]
-        parts.append(whole)
-    return State(*parts)
+    whole = chunks[0].new_empty(1, num_cells, chunks[0].shape[2])
+    whole[:, plan.rows(0)] = chunks[0]
+    for part, values in zip(plan.parts[1:], chunks[1:], strict=True):
+        whole[:, part] = values[:, len(plan.anchors) :]
+    return whole
 
 
 def disagreement(values: list[Float[Tensor, "1 A K"]]) -> Float[Tensor, " K"]:

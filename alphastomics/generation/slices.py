@@ -92,7 +92,7 @@ class SliceSampler:
             start = State(*(part[:, rows] for part in noise))
             made = self.draw_set(given, num_steps, stream, start, num_known, advance)
             chunks.append(self.fitted(made, chunks))
-        return Drawn(self.about_centre(joined(self.plan, chunks)), self.seam_of(chunks))
+        return Drawn(self.joined(chunks), self.seam_of(chunks))
 
     def whole_noise(self, generator: Generator) -> State:
         """Draw the noise of all cells: that which the slice would start from as one set."""
@@ -140,11 +140,15 @@ class SliceSampler:
         turned = onto_anchors(made.position, anchors, reflection=self.sampler.reflection)
         return State(made.expression, turned)
 
-    def about_centre(self, whole: State) -> State:
-        """Centre generated places on the whole slice."""
-        if self.mode == "pos_to_expr":
-            return State(whole.expression, self.whole.position)
-        return State(whole.expression, whole.position - whole.position.mean(1, keepdim=True))
+    def joined(self, chunks: list[State]) -> State:
+        """Join what was generated, places centred on the whole slice; what was given stays."""
+        expression, position = self.whole
+        if self.mode != "expr_to_pos":
+            expression = joined(self.plan, [chunk.expression for chunk in chunks])
+        if self.mode != "pos_to_expr":
+            position = joined(self.plan, [chunk.position for chunk in chunks])
+            position = position - position.mean(1, keepdim=True)
+        return State(expression, position)
 
     def seam_of(self, chunks: list[State]) -> float | None:
         """Return the mean square disagreement about the anchors; none where they were given."""
