@@ -68,6 +68,14 @@ class ModelConfig(Section):
     n_layers: int = count(6, "Transformer layers.")
     d_ff: int | None = count(None, "Width of the feed-forward part; null is 4 x d_model.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
+    input_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of given expression values dropped in training."
+    )
+    smoothing_rounds: int = count(
+        0, "Rounds of smoothing given expression over alike cells of a set; 0 is none.", minimum=0
+    )
+    smoothing_neighbours: int = count(15, "Alike cells that each round takes the mean of.")
+    smoothing_components: int = count(30, "Principal components in which cells are alike.")
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelConfig":
@@ -147,6 +155,9 @@ class DiffusionConfig(Section):
     )
     condition_share: float = share(
         0.5, "Joint training: share of the sets in which one of the modalities is given."
+    )
+    full_noise_share: float = share(
+        0.0, "Share of the training sets whose noised modalities are all noise, as at the start."
     )
 
     @model_validator(mode="after")

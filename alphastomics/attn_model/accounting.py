@@ -27,6 +27,12 @@ def active_parameters(module: nn.Module) -> int:
     return total_parameters(module) - idle
 
 
+def feed_forward_share(model: Model) -> float:
+    """Return the share of the feed-forward parameters that one cell meets: 1 without experts."""
+    parts = [layer.get_submodule("feed_forward") for layer in model.trunk.layers]
+    return sum(map(active_parameters, parts)) / sum(map(total_parameters, parts))
+
+
 def parameters_by_part(model: Model) -> dict[str, int]:
     """Count parameters by what they are for; the counts add up to the total."""
     layers = list(model.trunk.layers)
@@ -62,7 +68,8 @@ def flops_per_cell(model: Model, set_size: int) -> int:
     one over the size of the set.
     """
     trunk = model.trunk
-    readers = (trunk.expression_in, trunk.position_in, trunk.expression_out, trunk.position_out)
+    readers = [trunk.expression_in, trunk.position_in, trunk.expression_out, trunk.position_out]
+    readers += [] if model.alike_in is None else [model.alike_in]
     total = FLOPS_PER_MULTIPLY_ADD * (
         sum(_matrix_size(part) for part in readers) + _matrix_size(model.unseen_share)
     )

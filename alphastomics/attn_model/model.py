@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import require_tensor
 from alphastomics.attn_model.moe import MixtureOfExperts
+from alphastomics.attn_model.neighbourhood import smoothed_expression
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
 from alphastomics.config import Config, LayerConfig, ModelConfig
@@ -65,6 +66,8 @@ class Model(nn.Module):
         Genes G of an expression vector.
     d_model, n_heads, n_layers, d_ff, dropout
         Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
+    input_dropout, smoothing_rounds, smoothing_neighbours, smoothing_components
+        What is done to expression that is given, as in `ModelConfig`.
     settings
         Kind of attention, gate and feed-forward.
     """
@@ -78,10 +81,19 @@ class Model(nn.Module):
         n_layers: int = _SIZE.n_layers,
         d_ff: int | None = _SIZE.d_ff,
         dropout: float = _SIZE.dropout,
+        input_dropout: float = _SIZE.input_dropout,
+        smoothing_rounds: int = _SIZE.smoothing_rounds,
+        smoothing_neighbours: int = _SIZE.smoothing_neighbours,
+        smoothing_components: int = _SIZE.smoothing_components,
         settings: LayerConfig = _SETTINGS,
     ) -> None:
         super().__init__()
         self.num_genes, self.settings = num_genes, settings
+        self.smoothing = {
+            "rounds": smoothing_rounds,
+            "neighbours": smoothing_neighbours,
+            "components": smoothing_components,
+        }
         self.trunk = GatedSelfAttentionModel(
             num_genes,
             d_model=d_model,
@@ -89,7 +101,17 @@ class Model(nn.Module):
             n_layers=n_layers,
             d_ff=d_ff,
             dropout=dropout,
+            input_dropout=input_dropout,
             settings=settings,
+        )
+        self.alike_in = (
+            nn.Sequential(
+                nn.Linear(smoothing_rounds * num_genes, d_model),
+                nn.SiLU(),
+                nn.Linear(d_model, d_model),
+            )
+            if smoothing_rounds
+            else None
         )
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_SPREAD)
         self.unseen_share = nn.Linear(2, d_model, bias=False)
@@ -119,6 +141,10 @@ class Model(nn.Module):
             n_layers=size.n_layers,
             d_ff=size.d_ff,
             dropout=size.dropout,
+            input_dropout=size.input_dropout,
+            smoothing_rounds=size.smoothing_rounds,
+            smoothing_neighbours=size.smoothing_neighbours,
+            smoothing_components=size.smoothing_components,
             settings=config.layer,
         )
 
@@ -132,6 +158,7 @@ class Model(nn.Module):
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
         expression_hidden: Bool[Tensor, "B N G"] | None = None,
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
+        smoothed: Float[Tensor, "B N F"] | None = None,
         output_hidden_states: bool = False,
     ) -> Prediction:
         """Predict the clean cells.
@@ -150,12 +177,24 @@ class Model(nn.Module):
             True for genes that were measured, by set or by cell; None when all were.
         expression_hidden, position_hidden
             True for entries hidden by masked diffusion; whatever they hold is not seen.
+        smoothed
+            What `smooth` returned for these cells: saves the work when they are seen again.
         output_hidden_states
             Return the cells that enter the first layer and leave each.
         """
         self._require_masks(expression, gene_mask, expression_hidden, position_hidden)
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         visible, context = self._hide(expression, gene_mask, expression_hidden)
+        if self.alike_in is not None:
+            if smoothed is None:
+                smoothed = self.smooth(
+                    expression,
+                    diffusion_time,
+                    node_mask,
+                    gene_mask=gene_mask,
+                    expression_hidden=expression_hidden,
+                )
+            context = context + self._read_smoothed(smoothed, diffusion_time)
         output = self.trunk.denoise(
             visible,
             diffusion_time,
@@ -167,6 +206,34 @@ class Model(nn.Module):
         )
         states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         return Prediction(output.expression, output.position, self._auxiliary(output, states))
+
+    def smooth(
+        self,
+        expression: Float[Tensor, "B N G"],
+        diffusion_time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+        *,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
+        expression_hidden: Bool[Tensor, "B N G"] | None = None,
+    ) -> Float[Tensor, "B N F"]:
+        """Smooth given expression over alike cells, as `forward` does; the model must have it on.
+
+        Hidden and unmeasured values count as 0, the mean of a standardised gene.
+        """
+        for unseen in (expression_hidden, None if gene_mask is None else ~gene_mask):
+            if unseen is not None:
+                unseen = unseen if unseen.ndim == 3 else unseen[:, None]
+                expression = expression.masked_fill(unseen, 0)
+        given = diffusion_time[:, 0] == 0
+        return smoothed_expression(expression, node_mask, given, **self.smoothing)
+
+    def _read_smoothed(
+        self, smoothed: Float[Tensor, "B N F"], diffusion_time: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B N D"]:
+        """Embed smoothed expression; sets without it get nothing added."""
+        assert self.alike_in is not None
+        read = self.alike_in(self.trunk.dropped_where_given(smoothed, diffusion_time))
+        return read * (diffusion_time[:, :1, None] == 0)
 
     def update_balance_bias(self, counts: Float[Tensor, "L E"]) -> None:
         """Balance every layer's experts after a step; nothing to do unless `moe_balance` is bias.

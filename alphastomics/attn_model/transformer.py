@@ -186,7 +186,7 @@ class GatedSelfAttentionModel(nn.Module):
     ----------
     expression_dim
         Width E of the expression features: the number of genes, or of any embedding of them.
-    d_model, n_heads, n_layers, d_ff, dropout
+    d_model, n_heads, n_layers, d_ff, dropout, input_dropout
         Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
     settings
         Kind of attention, gate and feed-forward.
@@ -201,6 +201,7 @@ class GatedSelfAttentionModel(nn.Module):
         n_layers: int = _SIZE.n_layers,
         d_ff: int | None = _SIZE.d_ff,
         dropout: float = _SIZE.dropout,
+        input_dropout: float = _SIZE.input_dropout,
         settings: LayerConfig = _SETTINGS,
     ) -> None:
         super().__init__()
@@ -213,6 +214,7 @@ class GatedSelfAttentionModel(nn.Module):
         self.expression_in = nn.Sequential(
             nn.Linear(expression_dim, d_model), nn.SiLU(), nn.Linear(d_model, d_model)
         )
+        self.input_dropout = nn.Dropout(input_dropout)
         self.position_in = PositionEncoding(d_model)
         self.time_in = TimeEmbedding(d_model)
         self.layers = nn.ModuleList(
@@ -304,7 +306,8 @@ class GatedSelfAttentionModel(nn.Module):
         seen = seen_coordinates(position, node_mask, position_hidden)
         offset = centered(at_least_float32(position), seen)
         time = self.time_in(diffusion_time)
-        embedded = self._embed(expression, offset, seen, time, context)
+        read = self.dropped_where_given(expression, diffusion_time)
+        embedded = self._embed(read, offset, seen, time, context)
         cells = without_padding(embedded, node_mask)
         hidden = [cells] if keep_hidden else []
         gates: list[Tensor] = []
@@ -319,6 +322,15 @@ class GatedSelfAttentionModel(nn.Module):
         decoded = without_padding(decoded, node_mask)
         placed = centered(placed, seen_coordinates(position, node_mask, None))
         return TrunkOutput(decoded, placed, tuple(gates), tuple(routing), tuple(hidden))
+
+    def dropped_where_given(
+        self, expression: Float[Tensor, "B N F"], diffusion_time: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B N F"]:
+        """Drop values of expression that is given; noisy expression is blurred enough."""
+        if not (self.training and self.input_dropout.p):
+            return expression
+        given = diffusion_time[:, :1, None] == 0
+        return torch.where(given, self.input_dropout(expression), expression)
 
     def _embed(
         self,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
+from alphastomics.attn_model.model import Model
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.alignment import best_rotation
 from alphastomics.diffusion_model.noise import (
@@ -169,6 +170,7 @@ class _Run:
         self.center = (position.double() * weight).sum(1, keepdim=True) / count
         inner = (position.double() - self.center) / sampler.position_scale
         self.inner = State(expression, (inner * node_mask[..., None]).to(expression.dtype))
+        self.again: dict[str, Tensor] = {}
 
     def require(self, num_steps: int, solver: str) -> None:
         """Refuse what cannot be sampled."""
@@ -208,12 +210,21 @@ class _Run:
         """Call the network, bring its positions into the cells' frame, and put in the known."""
         times = torch.tensor([time if make else 0 for make in self.generated])
         times = times.expand(len(self.mask), 2).to(self.mask.device)
-        prediction = self.sampler.model(
+        network_time = self.noise_model.network_time(times, noisy.expression.dtype)
+        genes = self.known.genes if self.mode == "expr_to_pos" else None
+        model = self.sampler.model
+        if isinstance(model, Model) and model.alike_in is not None and not self.generated[0]:
+            # Given expression is the same in every call: so is what alike cells say.
+            self.again = self.again or {
+                "smoothed": model.smooth(noisy.expression, network_time, self.mask, gene_mask=genes)
+            }
+        prediction = model(
             noisy.expression,
             noisy.position,
-            self.noise_model.network_time(times, noisy.expression.dtype),
+            network_time,
             self.mask,
-            gene_mask=self.known.genes if self.mode == "expr_to_pos" else None,
+            gene_mask=genes,
+            **self.again,
         )
         make_expression, make_position = self.generated
         expression = prediction.expression.to(noisy.expression.dtype)
