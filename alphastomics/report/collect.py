@@ -195,9 +195,7 @@ def denoising_path(
 
 
 def read_curves(path: FilePath) -> dict[str, Curve]:
-    """Read what a run logged: {name: curve}; nothing when there is no such file."""
-    if not path.is_file():
-        return {}
+    """Read what a run logged: {name: curve}."""
     found: dict[str, list[tuple[float, float]]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -82,21 +82,28 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
         if request.input_data.is_dir() and request.input_data.suffix != ".zarr":
             known = read_processed(request.input_data, genes, "train")
         scores = evaluate(module, cells, known, settings, seed)
-    folder = checkpoint.resolve().parent.parent
+    folder = run_of(checkpoint)
     findings = collect(
         module,
         genes,
         cells,
         settings,
         seed,
-        title=folder.name if RunFolder(folder).metrics.is_file() else checkpoint.stem,
+        title=checkpoint.stem if folder is None else folder.path.name,
         facts=facts_of(module, genes, cells, config, checkpoint, request),
         scores=scores,
-        curves=read_curves(RunFolder(folder).metrics),
+        curves={} if folder is None else read_curves(folder.metrics),
     )
     write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
     logger.info("report: %s", target)
     return target
+
+
+def run_of(checkpoint: Path) -> RunFolder | None:
+    """Find the run that a checkpoint, or a folder of weights, lies in; None when it was moved."""
+    place = checkpoint.resolve()
+    folders = (RunFolder(folder) for folder in (place.parent, place.parent.parent))
+    return next((folder for folder in folders if folder.metrics.is_file()), None)
 
 
 def require_html(path: Path) -> None:

@@ -71,11 +71,12 @@ class Tissues {
     const pick = (values) => picked(values, rows);
     const found = { x: pick(place.x), y: pick(place.y), z: pick(place.z) };
     if (this.dims === 2) {
-      const { x } = panel.place;
+      // By the first panel's size on both sides, so that a slice has the same place in each.
+      const { x, y } = this.panels[0].place;
       const gap = 0.5 * (x.high - x.low);
       const slice = this.slice < 0 ? pick(await unpack(this.sliceOf)) : null;
       found.z = found.x.map((_, index) => (slice ? slice[index] * gap : 0));
-      if (slice && this.view === "2D") this.sideBySide(found, slice, panel.place);
+      if (slice && this.view === "2D") this.sideBySide(found, slice, { x, y });
     }
     return found;
   }
@@ -99,7 +100,7 @@ class Tissues {
     const flat = this.view === "2D";
     const traces = places.map((place, index) => this.trace(place, pick(arrays[index]), index, flat));
     if (this.kind !== this.view) { Plotly.purge(this.plot); this.kind = this.view; }
-    await Plotly.react(this.plot, traces, this.layout(flat), CONFIG);
+    await Plotly.react(this.plot, traces, this.layout(flat, places), CONFIG);
     this.listen();
     this.drawLegend();
     this.ring.hidden = true;
@@ -111,7 +112,7 @@ class Tissues {
     const number = index ? String(index + 1) : "";
     const { types, highlight } = this;
     const chosen = this.choice.types && highlight !== null ? values.map((code) => (Math.round(code) === highlight ? code : -1)) : values;
-    const size = Math.min(9, Math.max(1.6, 0.62 * Math.sqrt((150000 * (this.panels.length === 1 ? 1.2 : 1)) / values.length)));
+    const size = Math.min(9, Math.max(1.6, 0.62 * Math.sqrt((150000 * (this.panels.length === 1 ? 1.2 : 1)) / (values.length * (this.slice < 0 ? 2 : 1)))));
     const marker = {
       color: chosen, size: flat ? size : Math.max(1.5, size * 0.62), opacity: values.length > 30000 ? 0.8 : 0.92, line: { width: 0 },
       ...(this.choice.types ? { colorscale: typeScale(types.length), cmin: -1.5, cmax: types.length - 0.5 } : { colorscale: valueScale(this.choice.colours), cmin: -1, cmax: 1 }),
@@ -120,7 +121,25 @@ class Tissues {
     return flat ? { type: "scattergl", xaxis: `x${number}`, yaxis: `y${number}`, ...common } : { type: "scatter3d", z: place.z, scene: `scene${number}`, ...common };
   }
 
-  layout(flat) {
+  /** Ends of the axes in space, the same for both sides, and the shape of the box; flat tissue gets some depth. */
+  box(places) {
+    const ends = {}, sizes = {};
+    for (const name of ["x", "y", "z"]) {
+      let [low, high] = [Infinity, -Infinity];
+      for (const place of places) for (const value of place[name]) { if (value < low) low = value; if (value > high) high = value; }
+      ends[name] = [low, high];
+    }
+    const widest = Math.max(...Object.values(ends).map(([low, high]) => high - low)) || 1;
+    for (const [name, [low, high]] of Object.entries(ends)) {
+      const half = Math.max(high - low, 0.1 * widest) * 0.53;
+      ends[name] = [(low + high) / 2 - half, (low + high) / 2 + half];
+      sizes[name] = (1.25 * 2 * half) / (1.06 * widest);
+    }
+    return { ends, sizes };
+  }
+
+  layout(flat, places) {
+    const box = flat ? null : this.box(places);
     const both = this.panels.length === 2;
     const uirevision = `${this.view}/${this.slice}`;
     const layout = baseLayout({ uirevision, dragmode: flat ? "zoom" : "orbit" });
@@ -133,7 +152,7 @@ class Tissues {
         layout[`yaxis${number}`] = { ...plain, anchor: `x${number}`, ...(index ? { matches: "y" } : { scaleanchor: "x" }) };
       } else {
         const plain = { title: { text: "" }, showticklabels: false, showspikes: false, gridcolor: cssColour("--grid"), zerolinecolor: cssColour("--grid"), showbackground: false, ticks: "" };
-        layout[`scene${number}`] = { domain: { x: domain, y: [0, 1] }, aspectmode: "data", xaxis: plain, yaxis: plain, zaxis: plain, uirevision, camera: this.camera || { eye: { x: 0.9, y: -1.3, z: 1.05 } } };
+        layout[`scene${number}`] = { domain: { x: domain, y: [0, 1] }, aspectmode: "manual", aspectratio: box.sizes, ...Object.fromEntries(["x", "y", "z"].map((name) => [`${name}axis`, { ...plain, range: box.ends[name] }])), uirevision, camera: this.camera || { eye: { x: 0.62, y: -1.05, z: 0.85 } } };
       }
     });
     return layout;

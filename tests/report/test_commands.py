@@ -19,8 +19,14 @@ from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
-from alphastomics.report.collect import brought_onto, denoising_path, nearest_rows, place
-from alphastomics.report.commands import best_checkpoint, page_beside, read_scores
+from alphastomics.report.collect import (
+    brought_onto,
+    denoising_path,
+    nearest_rows,
+    place,
+    read_curves,
+)
+from alphastomics.report.commands import best_checkpoint, page_beside, read_scores, run_of
 from alphastomics.report.inside import look_inside
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config
@@ -168,6 +174,17 @@ def test_a_run_that_was_moved_still_knows_its_best_checkpoint(tmp_path: Path):
     (folder.checkpoints / "epoch1.ckpt").touch()
     (folder.path / "report.json").write_text('{"best_checkpoint": "/old/checkpoints/epoch1.ckpt"}')
     assert best_checkpoint(folder) == folder.checkpoints / "epoch1.ckpt"
+
+
+def test_a_checkpoint_and_exported_weights_know_their_run_unless_they_were_moved(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.csv").write_text("step,epoch,name,value\n10,0,val/loss,0.5\n")
+    for inside in ("checkpoints/last.ckpt", "export"):
+        found = run_of(tmp_path / "run" / inside)
+        assert found is not None
+        assert found.path.name == "run"
+        assert read_curves(found.metrics)["val/loss"].value.tolist() == [0.5]
+    assert run_of(tmp_path / "elsewhere/last.ckpt") is None
 
 
 def test_scores_that_are_none_are_refused(tmp_path: Path):
