@@ -73,7 +73,7 @@ class Tissues {
     if (this.dims === 2) {
       // By the first panel's size on both sides, so that a slice has the same place in each.
       const { x, y } = this.panels[0].place;
-      const gap = 0.5 * (x.high - x.low);
+      const gap = (x.high - x.low) * Math.min(0.5, 1.1 / Math.max(1, this.slices.length - 1));
       const slice = this.slice < 0 ? pick(await unpack(this.sliceOf)) : null;
       found.z = found.x.map((_, index) => (slice ? slice[index] * gap : 0));
       if (slice && this.view === "2D") this.sideBySide(found, slice, { x, y });
@@ -138,6 +138,12 @@ class Tissues {
     return { ends, sizes };
   }
 
+  /** From the side and above, the farther the deeper the tissue is. */
+  firstLook(sizes) {
+    const far = 0.95 + 0.4 * sizes.z;
+    return { eye: { x: 0.62 * far, y: -1.05 * far, z: 0.85 * far } };
+  }
+
   layout(flat, places) {
     const box = flat ? null : this.box(places);
     const both = this.panels.length === 2;
@@ -152,7 +158,7 @@ class Tissues {
         layout[`yaxis${number}`] = { ...plain, anchor: `x${number}`, ...(index ? { matches: "y" } : { scaleanchor: "x" }) };
       } else {
         const plain = { title: { text: "" }, showticklabels: false, showspikes: false, gridcolor: cssColour("--grid"), zerolinecolor: cssColour("--grid"), showbackground: false, ticks: "" };
-        layout[`scene${number}`] = { domain: { x: domain, y: [0, 1] }, aspectmode: "manual", aspectratio: box.sizes, ...Object.fromEntries(["x", "y", "z"].map((name) => [`${name}axis`, { ...plain, range: box.ends[name] }])), uirevision, camera: this.camera || { eye: { x: 0.62, y: -1.05, z: 0.85 } } };
+        layout[`scene${number}`] = { domain: { x: domain, y: [0, 1] }, aspectmode: "manual", aspectratio: box.sizes, ...Object.fromEntries(["x", "y", "z"].map((name) => [`${name}axis`, { ...plain, range: box.ends[name] }])), uirevision, camera: this.camera || this.firstLook(box.sizes) };
       }
     });
     return layout;
