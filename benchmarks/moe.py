@@ -138,7 +138,7 @@ def case_moe(
     result: Result = {"error": moe_error(bench, fast, loop, cells)}
 
     def timed(name: str, module: nn.Module, call: Any = None, *, replayed: bool = False) -> None:
-        step = make_step(bench, module, call or module, cells)
+        step = make_step(bench, module, module if call is None else call, cells)
         if not replayed:
             result[f"{name}_ms"] = bench.milliseconds(step, repeats=30, warm_up=5)
             return
