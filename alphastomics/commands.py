@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from alphastomics.cli import Call
 from alphastomics.cli_flags import DEFAULT_SPLIT, DEMO_DIR
@@ -77,7 +78,7 @@ def train(call: Call) -> str | None:
         from alphastomics.generation.commands import test as run_test
         from alphastomics.report.commands import report_of_test
 
-        tested = {
+        tested: dict[str, Any] = {
             "checkpoint": Path(summary["best_checkpoint"]),
             "input_data": Path(call.config.data.processed_data_dir),
             "split": DEFAULT_SPLIT,
