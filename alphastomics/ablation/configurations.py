@@ -1,0 +1,111 @@
+"""What is compared: configurations of a layer, the figures, and what was once expected of them."""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+
+class Configuration(NamedTuple):
+    """A name and the keys of `TransformerLayer_setting` that make it."""
+
+    name: str
+    layer: Mapping[str, Any]
+
+
+class Figure(NamedTuple):
+    """A figure of a run: its key, what to call it, and which way is better.
+
+    Errors and times change by per cent of the reference; what lies between -1 and 1 and may be near
+    0 changes by points, hundredths of its unit.
+    """
+
+    key: str
+    title: str
+    better: Literal["lower", "higher"] | None
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of a change."""
+        return "%" if self.better == "lower" else "points"
+
+
+EXPERTS: dict[str, Any] = {"use_moe": True, "num_experts": 4, "moe_top_k": 2}
+GATED: dict[str, Any] = {"use_gated_attention": True, "gate_type": "headwise", "use_qk_norm": True}
+LINEAR: dict[str, Any] = {"use_gated_attention": False}
+DENSE: dict[str, Any] = {"use_moe": False}
+
+BASELINE = "Baseline"
+FOUR = (
+    Configuration(BASELINE, LINEAR | DENSE),
+    Configuration("Gated", GATED | DENSE),
+    Configuration("MoE", LINEAR | EXPERTS),
+    Configuration("Gated + MoE", GATED | EXPERTS),
+)
+
+
+def gates() -> list[Configuration]:
+    """Return every gate of softmax attention, with and without QK-norm."""
+    return [
+        Configuration(
+            f"{gate} gate, {'QK-norm' if norm else 'no QK-norm'}",
+            {"use_gated_attention": True, "gate_type": gate, "use_qk_norm": norm} | DENSE,
+        )
+        for gate, norm in product(("headwise", "elementwise", "none"), (True, False))
+    ]
+
+
+def mixtures() -> list[Configuration]:
+    """Return every number and size of experts, in gated layers."""
+    return [
+        Configuration(
+            f"Gated + MoE {experts} top-{top_k} {size}",
+            GATED
+            | {
+                "use_moe": True,
+                "num_experts": experts,
+                "moe_top_k": top_k,
+                "moe_expert_size": size,
+            },
+        )
+        for experts, top_k, size in product((4, 8, 16), (1, 2), ("split", "full"))
+    ]
+
+
+def chosen(*, full: bool) -> list[Configuration]:
+    """Return the four, or all; the four stand first, and none is there twice."""
+    if not full:
+        return list(FOUR)
+    doubles = ("headwise gate, QK-norm", "Gated + MoE 4 top-2 split")
+    return [*FOUR, *(one for one in gates() + mixtures() if one.name not in doubles)]
+
+
+FIGURES = (
+    Figure("parameters_total", "parameters", None),
+    Figure("parameters_active", "active parameters", None),
+    Figure("feed_forward_share", "share of the FFN a cell meets", None),
+    Figure("train_loss", "training loss", "lower"),
+    Figure("val_loss", "validation loss", "lower"),
+    Figure("val_expression", "validation loss, expression", "lower"),
+    Figure("val_position", "validation loss, position", "lower"),
+    Figure("expression_mse", "expression MSE", "lower"),
+    Figure("pearson_gene_mean", "Pearson r of genes", "higher"),
+    Figure("moran_correlation", "Moran's I, correlation", "higher"),
+    Figure("moran_mae", "Moran's I, absolute error", "lower"),
+    Figure("cluster_ari", "ARI", "higher"),
+    Figure("cluster_nmi", "NMI", "higher"),
+    Figure("distance_mse", "distance MSE", "lower"),
+    Figure("procrustes", "Procrustes", "lower"),
+    Figure("spearman_mean", "Spearman of distances", "higher"),
+    Figure("knn_preservation", "kNN preservation", "higher"),
+    Figure("ms_per_step", "ms a step", "lower"),
+    Figure("seconds", "seconds", "lower"),
+)
+# Figures in which every configuration is compared with the reference.
+COMPARED = tuple(figure for figure in FIGURES if figure.better and figure.key != "seconds")
+
+# Change in per cent, from and to, that the project's origin announced without measuring it.
+EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
+    "Gated": {"expression_mse": (-10, -5), "distance_mse": (-15, -10)},
+    "MoE": {"expression_mse": (-20, -10), "distance_mse": (-20, -10)},
+    "Gated + MoE": {"expression_mse": (-30, -15), "distance_mse": (-30, -15)},
+}

@@ -1,0 +1,26 @@
+"""Synthetic data to train on: settings enter, a processed folder of simulated tissue leaves."""
+
+from pathlib import Path
+
+from alphastomics.config import Config
+from alphastomics.preprocessing.commands import preprocess
+from alphastomics.simulate import write_tissue
+
+
+def synthetic_folder(config: Config, folder: Path) -> Path:
+    """Simulate a tissue below `folder` and preprocess it, as the config says; return where it is.
+
+    What an earlier call with the same settings left there is used.
+    """
+    seed = config.seed.global_seed
+    write_tissue(config.simulation, seed, folder / "slices", overwrite=False)
+    preprocess(
+        config.data.preprocessing,
+        input_dir=folder / "slices",
+        output_dir=folder / "processed",
+        gene_list_file=None,
+        seed=seed,
+        overwrite=False,
+        scheduler=None,
+    )
+    return folder / "processed"
