@@ -16,7 +16,7 @@ from torch import Tensor
 from alphastomics.diffusion_model.sample import turned
 from alphastomics.errors import InputError
 
-# More anchors fix the frame no better, and leave less room for the chunk's own cells.
+# Not tuned: enough to fix a frame at any size in use, with most of a chunk left for its own cells.
 ANCHOR_SHARE = 0.125
 LEAST_ANCHORS = 4  # three fix a frame in space, and one says which side is up
 
