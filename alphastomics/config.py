@@ -76,6 +76,9 @@ class ModelConfig(Section):
     )
     smoothing_neighbours: int = count(15, "Alike cells that each round takes the mean of.")
     smoothing_components: int = count(30, "Principal components in which cells are alike.")
+    smoothing_dropout: float = Field(
+        0.2, ge=0, lt=1, description="Share of smoothed expression values dropped in training."
+    )
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelConfig":

@@ -66,7 +66,7 @@ class Model(nn.Module):
         Genes G of an expression vector.
     d_model, n_heads, n_layers, d_ff, dropout
         Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
-    input_dropout, smoothing_rounds, smoothing_neighbours, smoothing_components
+    input_dropout, smoothing_rounds, smoothing_neighbours, smoothing_components, smoothing_dropout
         What is done to expression that is given, as in `ModelConfig`.
     settings
         Kind of attention, gate and feed-forward.
@@ -85,6 +85,7 @@ class Model(nn.Module):
         smoothing_rounds: int = _SIZE.smoothing_rounds,
         smoothing_neighbours: int = _SIZE.smoothing_neighbours,
         smoothing_components: int = _SIZE.smoothing_components,
+        smoothing_dropout: float = _SIZE.smoothing_dropout,
         settings: LayerConfig = _SETTINGS,
     ) -> None:
         super().__init__()
@@ -106,6 +107,7 @@ class Model(nn.Module):
         )
         self.alike_in = (
             nn.Sequential(
+                nn.Dropout(smoothing_dropout),
                 nn.Linear(smoothing_rounds * num_genes, d_model),
                 nn.SiLU(),
                 nn.Linear(d_model, d_model),
@@ -145,6 +147,7 @@ class Model(nn.Module):
             smoothing_rounds=size.smoothing_rounds,
             smoothing_neighbours=size.smoothing_neighbours,
             smoothing_components=size.smoothing_components,
+            smoothing_dropout=size.smoothing_dropout,
             settings=config.layer,
         )
 
@@ -232,8 +235,7 @@ class Model(nn.Module):
     ) -> Float[Tensor, "B N D"]:
         """Embed smoothed expression; sets without it get nothing added."""
         assert self.alike_in is not None
-        read = self.alike_in(self.trunk.dropped_where_given(smoothed, diffusion_time))
-        return read * (diffusion_time[:, :1, None] == 0)
+        return self.alike_in(smoothed) * (diffusion_time[:, :1, None] == 0)
 
     def update_balance_bias(self, counts: Float[Tensor, "L E"]) -> None:
         """Balance every layer's experts after a step; nothing to do unless `moe_balance` is bias.

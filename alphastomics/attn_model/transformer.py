@@ -306,7 +306,9 @@ class GatedSelfAttentionModel(nn.Module):
         seen = seen_coordinates(position, node_mask, position_hidden)
         offset = centered(at_least_float32(position), seen)
         time = self.time_in(diffusion_time)
-        read = self.dropped_where_given(expression, diffusion_time)
+        dropped = self.input_dropout(expression)
+        # Noisy expression is blurred enough: what is given is dropped alone.
+        read = torch.where(diffusion_time[:, :1, None] == 0, dropped, expression)
         embedded = self._embed(read, offset, seen, time, context)
         cells = without_padding(embedded, node_mask)
         hidden = [cells] if keep_hidden else []
@@ -322,15 +324,6 @@ class GatedSelfAttentionModel(nn.Module):
         decoded = without_padding(decoded, node_mask)
         placed = centered(placed, seen_coordinates(position, node_mask, None))
         return TrunkOutput(decoded, placed, tuple(gates), tuple(routing), tuple(hidden))
-
-    def dropped_where_given(
-        self, expression: Float[Tensor, "B N F"], diffusion_time: Float[Tensor, "B T"]
-    ) -> Float[Tensor, "B N F"]:
-        """Drop values of expression that is given; noisy expression is blurred enough."""
-        if not (self.training and self.input_dropout.p):
-            return expression
-        given = diffusion_time[:, :1, None] == 0
-        return torch.where(given, self.input_dropout(expression), expression)
 
     def _embed(
         self,

@@ -136,14 +136,19 @@ def test_hidden_and_unmeasured_values_do_not_reach_alike_cells() -> None:
 
 
 def test_input_dropout_touches_given_expression_in_training_alone() -> None:
-    trunk = small_model(input_dropout=0.5).trunk
-    x = tissue(30, 20)[None]
-    given, noisy = torch.zeros(1, 2), torch.full((1, 2), 0.4)
-    assert torch.equal(trunk.dropped_where_given(x, given), x)
-    trunk.train()
-    dropped = trunk.dropped_where_given(x, given)
-    share = float((dropped == 0).float().mean())
-    assert 0.4 < share < 0.6
+    model = small_model(input_dropout=0.5)
+    x, p = tissue(30, 20)[None], torch.zeros(1, 30, 3)
+    seen: list[torch.Tensor] = []
+    model.trunk.expression_in.register_forward_pre_hook(
+        lambda _module, inputs: seen.append(*inputs)
+    )
+    model(x, p, torch.zeros(1, 2))
+    model.train()
+    model(x, p, torch.zeros(1, 2))
+    model(x, p, torch.full((1, 2), 0.4))
+    at_rest, dropped, noisy = seen
+    assert torch.equal(at_rest, x)
+    assert torch.equal(noisy, x)
     kept = dropped != 0
+    assert 0.4 < float(kept.float().mean()) < 0.6
     torch.testing.assert_close(dropped[kept], 2 * x[kept])
-    assert torch.equal(trunk.dropped_where_given(x, noisy), x)
