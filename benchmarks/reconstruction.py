@@ -23,6 +23,8 @@ from alphastomics import AlphaSTomics
 from alphastomics.config_file import read_document
 from alphastomics.evaluation.scores import position_scores
 
+# pandas 3 reads names as nullable strings, which anndata writes only when told to.
+anndata.settings.allow_write_nullable_strings = True
 PUBLIC = (["embryo2_z2", "embryo2_z5"], ["embryo1_z2", "embryo1_z5"])
 SHOWN = ("spearman_mean", "spearman_median", "contact_precision_10pct", "knn_preservation",
          "procrustes")  # fmt: skip
