@@ -14,8 +14,12 @@ from torch import Tensor
 
 from alphastomics.attn_model.routing_kernel import CELLS, Choices, Ranks, lanes
 
-# Cells of a program, sorted rows of a tile, columns read at a time, tiles added up at a time.
-SENT, ROWS, COLUMNS, TILES = 32, 32, 128, 32
+# Cells or sorted rows of a program, and columns that it reads at a time.
+SEND, SEND_BACKWARD, COLLECT, COLLECT_BACKWARD = (16, 256), (32, 128), (16, 128), (64, 128)
+# Tiles added up at a time, and their columns: many of narrow tiles, or few programs had work.
+ADDED, ADDED_NARROW = (32, 128), (128, 32)
+# Tiles of fewer numbers than this, over all experts, are narrow.
+NARROW = 1 << 16
 
 
 class Places(NamedTuple):
@@ -210,9 +214,10 @@ def sum_tiles(
     num_experts = len(ends)
     total = torch.empty(shape, dtype=dtype, device=partial.device)
     width = total.numel() // num_experts
-    _sum_tiles_kernel[(num_experts, triton.cdiv(width, COLUMNS))](
+    tiles, columns = ADDED_NARROW if total.numel() < NARROW else ADDED
+    _sum_tiles_kernel[(num_experts, triton.cdiv(width, columns))](
         partial, ends, total, width, EXPERTS=num_experts, LANES=lanes(num_experts),
-        ROWS=rows, TILES=TILES, COLUMNS=COLUMNS,
+        ROWS=rows, TILES=tiles, COLUMNS=columns,
     )  # fmt: skip
     return total
 
@@ -222,11 +227,12 @@ def send_forward(
 ) -> tuple[Tensor, Places]:
     """Copy cells (T, D) to the places of their visits (S, D), S = T k."""
     (num_cells, width), (_, top_k) = x.shape, chosen.choice.shape
+    cells, columns = SEND
     visits = torch.empty(num_cells * top_k, width, dtype=dtype, device=x.device)
     place, order = torch.empty_like(chosen.choice), torch.empty_like(chosen.choice).flatten()
-    _send_kernel[(triton.cdiv(num_cells, SENT),)](
+    _send_kernel[(triton.cdiv(num_cells, cells),)](
         x, chosen.choice, *ranks, visits, place, order, num_cells, width,
-        EXPERTS=len(chosen.ends), TOP_K=top_k, BLOCK=CELLS, SENT=SENT, COLUMNS=COLUMNS,
+        EXPERTS=len(chosen.ends), TOP_K=top_k, BLOCK=CELLS, SENT=cells, COLUMNS=columns,
     )  # fmt: skip
     return visits, Places(place, order)
 
@@ -241,10 +247,11 @@ def send_backward(
 ) -> Tensor:
     """Return the gradient of cells: of their visits, and of their scores through the router."""
     (num_cells, top_k), width = place.shape, x.shape[1]
+    cells, columns = SEND_BACKWARD
     x_grad = torch.empty_like(x)
-    _send_backward_kernel[(triton.cdiv(num_cells, SENT),)](
+    _send_backward_kernel[(triton.cdiv(num_cells, cells),)](
         visits_grad, place, *score_grads, router, noise, x_grad, num_cells, width,
-        EXPERTS=len(router), LANES=lanes(len(router)), TOP_K=top_k, SENT=SENT, COLUMNS=COLUMNS,
+        EXPERTS=len(router), LANES=lanes(len(router)), TOP_K=top_k, SENT=cells, COLUMNS=columns,
     )  # fmt: skip
     return x_grad
 
@@ -252,10 +259,11 @@ def send_backward(
 def collect_forward(results: Tensor, chosen: Choices, place: Tensor, bias: Tensor) -> Tensor:
     """Mix results (S, D) and biases (E, D) to cells (T, D); padding gets zeros."""
     (num_cells, top_k), width = place.shape, results.shape[1]
+    cells, columns = COLLECT
     mixed = torch.empty(num_cells, width, dtype=results.dtype, device=results.device)
-    _collect_kernel[(triton.cdiv(num_cells, SENT),)](
+    _collect_kernel[(triton.cdiv(num_cells, cells),)](
         results, place, chosen.choice, chosen.weight, bias, mixed, num_cells, width,
-        TOP_K=top_k, SENT=SENT, COLUMNS=COLUMNS,
+        TOP_K=top_k, SENT=cells, COLUMNS=columns,
     )  # fmt: skip
     return mixed
 
@@ -265,12 +273,13 @@ def collect_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of results, weights and biases."""
     (num_rows, width), num_experts = results.shape, len(bias)
-    tiles = most_tiles(num_rows, num_experts, ROWS)
+    rows, columns = COLLECT_BACKWARD
+    tiles = most_tiles(num_rows, num_experts, rows)
     results_grad, weight_grad = torch.empty_like(results), torch.empty_like(chosen.weight)
     partial = torch.empty(tiles, width, dtype=torch.float32, device=grad.device)
     _collect_backward_kernel[(tiles,)](
         grad, results, order, chosen.weight, bias, chosen.ends, results_grad, weight_grad,
         partial, width, EXPERTS=num_experts, LANES=lanes(num_experts),
-        TOP_K=chosen.weight.shape[1], ROWS=ROWS, COLUMNS=COLUMNS,
+        TOP_K=chosen.weight.shape[1], ROWS=rows, COLUMNS=columns,
     )  # fmt: skip
-    return results_grad, weight_grad, sum_tiles(partial, chosen.ends, ROWS, bias.shape, bias.dtype)
+    return results_grad, weight_grad, sum_tiles(partial, chosen.ends, rows, bias.shape, bias.dtype)

@@ -72,7 +72,8 @@ def _forward(
         x, router, noise, shift, draw, balance_bias, mask, top_k, cells_per_set
     )
     visits, places = dispatch_kernel.send_forward(x, chosen, ranks, up_weight.dtype)
-    before, hidden = expert_kernel.activated_product(visits, up_weight, up_bias, chosen.ends)
+    before = expert_kernel.product(visits, up_weight, chosen.ends)
+    hidden = expert_kernel.gelu(before, up_bias, chosen.ends)
     results = expert_kernel.product(hidden, down_weight, chosen.ends)
     mixed = dispatch_kernel.collect_forward(results, chosen, places.place, down_bias)
     return [mixed, *sums, *chosen, *places, visits, before, hidden, results]
@@ -100,9 +101,8 @@ def _backward(
         grads[0].contiguous(), results, chosen, places.order, down_bias
     )
     down_grad = expert_kernel.weight_gradient(hidden, results_grad, ends, down_bias.dtype)
-    before_grad, up_bias_grad = expert_kernel.activated_product_backward(
-        results_grad, down_weight, before, ends, up_bias
-    )
+    hidden_grad = expert_kernel.product(results_grad, down_weight.mT, ends)
+    before_grad, up_bias_grad = expert_kernel.gelu_backward(hidden_grad, before, up_bias, ends)
     up_grad = expert_kernel.weight_gradient(visits, before_grad, ends, up_bias.dtype)
     visits_grad = expert_kernel.product(before_grad, up_weight.mT, ends)
     logit_grad, spread_grad, router_grad = routing_kernel.route_backward(

@@ -5,6 +5,7 @@ one program then adds the blocks up, which gives the statistics and, as in a cou
 each block's visits to each expert begin. No atomics: the same cells give the same numbers.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -12,11 +13,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Cells of a block, columns of a tile, blocks that the adding program reads at a time, and how
-# many warps and stages a program has.
-CELLS, COLUMNS, BLOCKS, WARPS, STAGES = 128, 64, 128, 8, 2
+# Cells of a block, blocks that the adding program reads at a time, and how many warps and stages a
+# program has.
+CELLS, BLOCKS, WARPS, STAGES = 128, 128, 8, 2
+# Columns of a tile; more in the backward pass where shared memory is ample.
+COLUMNS, AMPLE_COLUMNS = 32, 128
 # The tensor cores' smallest side; experts are padded to a power of two from here on.
 SMALLEST_SIDE = 16
+# Bytes of shared memory that a program may take on a GPU for data centres; others have 99 KiB.
+AMPLE = 160 * 1024
+
+
+class Means(NamedTuple):
+    """What a GPU has: ample shared memory, and an engine that copies tiles by descriptors."""
+
+    ample: bool
+    descriptors: bool
+
+
+@lru_cache
+def means(device: torch.device) -> Means:
+    """Look up what a device has; Triton's interpreter counts as a small one."""
+    if device.type != "cuda":
+        return Means(ample=False, descriptors=False)
+    properties = torch.cuda.get_device_properties(device)
+    # Only NVIDIA's GPUs say how much a program may ask for.
+    ample = getattr(properties, "shared_memory_per_block_optin", 0) >= AMPLE
+    return Means(ample, descriptors=ample and properties.major >= 9)
 
 
 class Choices(NamedTuple):
@@ -358,6 +381,7 @@ def route_backward(
     (num_cells, width), (_, num_experts) = x.shape, chosen.logits.shape
     num_blocks = triton.cdiv(num_cells, CELLS)
     noisy = draw is not None
+    columns = AMPLE_COLUMNS if means(x.device).ample else COLUMNS
     logit_grad, spread_grad = torch.empty_like(chosen.logits), torch.empty_like(chosen.spread)
     partial = torch.empty(
         num_blocks, 1 + noisy, num_experts, width, dtype=torch.float32, device=x.device
@@ -367,7 +391,7 @@ def route_backward(
         chosen.weight, weight_grad, sums.counts, sums_grad.probability, sums.num_cells,
         sums_grad.balance_loss, sums_grad.z_loss, logit_grad, spread_grad, partial,
         num_cells, width, EXPERTS=num_experts, LANES=lanes(num_experts),
-        TOP_K=chosen.choice.shape[1], CELLS=CELLS, COLUMNS=COLUMNS, num_warps=WARPS,
+        TOP_K=chosen.choice.shape[1], CELLS=CELLS, COLUMNS=columns, num_warps=WARPS,
         num_stages=STAGES,
     )  # fmt: skip
     return logit_grad, spread_grad, partial.sum(0)

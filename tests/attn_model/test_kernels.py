@@ -34,9 +34,9 @@ SHAPES = [
 PADDING = ["none", "some", "all"]
 
 
-def make(shape, *, train=True, dtype=torch.float32):
+def make(shape, *, d_ff=None, train=True, dtype=torch.float32):
     _, _, width, experts, top_k, size = shape
-    d_ff = experts * 12
+    d_ff = d_ff or experts * 12
     moe = MixtureOfExperts(width, d_ff, experts, top_k, expert_size=size, balance="bias")
     with torch.no_grad():
         moe.router.weight.mul_(3)
@@ -108,6 +108,47 @@ def test_in_half_precision_fused_experts_stay_within_two_percent_of_float32(dtyp
     got["mixed"] = got["mixed"].float()
     torch.testing.assert_close(got["counts"], want["counts"])
     assert_near(got, want, 0.02)
+
+
+# A tile's rows past its expert's last may hold anything: numpy warns of them, nothing keeps them.
+@pytest.mark.filterwarnings("ignore:.*encountered in matmul:RuntimeWarning")
+@pytest.mark.parametrize("descriptors", [True, False])
+@pytest.mark.parametrize("ample", [True, False])
+def test_experts_are_right_whatever_means_the_gpu_has(ample, descriptors, monkeypatch):
+    from alphastomics.attn_model import expert_kernel, routing_kernel
+
+    has = routing_kernel.means(torch.device(DEVICE))
+    wanted = routing_kernel.Means(ample, descriptors)
+    if descriptors and not ample:
+        pytest.skip("no GPU is like that")
+    if not INTERPRETED and any(want > got for want, got in zip(wanted, has, strict=True)):
+        pytest.skip("this GPU has not")
+    for module in (expert_kernel, routing_kernel):
+        monkeypatch.setattr(module, "means", lambda _: wanted)
+    monkeypatch.setattr(expert_kernel, "DESCRIBED_WIDTH", 64)
+    shape = (1, 150, 64, 3, 2, "full")
+    moe, inputs = make(shape, d_ff=192), draw(shape, "some")
+    want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
+    with torch.autocast(DEVICE, torch.float16):
+        got = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
+    got["mixed"] = got["mixed"].float()
+    assert_near(got, want, 0.02)
+
+
+def test_gelu_and_its_derivative_are_as_exact_as_float32():
+    from alphastomics.attn_model import expert_kernel
+
+    before = torch.linspace(-12, 12, 4001, device=DEVICE)[:, None].expand(-1, 3).contiguous()
+    bias = torch.tensor([[0.0, 0.5, -1.0]], device=DEVICE)
+    ends = torch.tensor([len(before)], dtype=torch.int32, device=DEVICE)
+    x = (before.double() + bias).requires_grad_()
+    want = torch.nn.functional.gelu(x)
+    (want_grad,) = torch.autograd.grad(want.sum(), x)
+    got = expert_kernel.gelu(before, bias, ends)
+    got_grad, bias_grad = expert_kernel.gelu_backward(torch.ones_like(before), before, bias, ends)
+    for value, exact in ((got, want), (got_grad, want_grad)):
+        assert (value.double() - exact).abs().max() < 2e-6
+    torch.testing.assert_close(bias_grad.double(), want_grad.sum(0, keepdim=True))
 
 
 def test_an_expert_without_cells_gets_a_gradient_of_zero(monkeypatch):

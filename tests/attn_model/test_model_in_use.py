@@ -201,6 +201,8 @@ def test_impossible_sizes_are_refused(sizes, message):
         make(**sizes)
 
 
+# The compiler gives advice, on TensorFloat32 for one, as warnings.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gated", "moe"])
 def test_on_a_gpu_the_compiled_model_equals_the_eager_one(name):
