@@ -3,59 +3,16 @@
 python docs/make_pictures.py
 """
 
-import os
-import re
-import shlex
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from page_blocks import run_blocks
+
 DOCS = Path(__file__).parent
 COLOURS = 128  # of a picture: a quarter of the bytes, for steps in the colour bar
-BLOCK = re.compile(r"^```(bash|yaml|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-
-def blocks(page: str, changes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the language and the text of each block, after replacing words that must be there."""
-    for old, new in changes.items():
-        if old not in page:
-            raise ValueError(f"the page has no {old!r}")
-        page = page.replace(old, new)
-    yield from BLOCK.findall(page)
-
-
-def run_blocks(page: str, folder: Path, changes: Mapping[str, str]) -> dict[str, Any]:
-    """Run the blocks of a page in a folder, in order; return the names that Python has then."""
-    names: dict[str, Any] = {}
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        for language, text in blocks(page, changes):
-            if language == "python":
-                exec(text, names)
-            elif language == "yaml":
-                Path(text.splitlines()[0].removeprefix("# ")).write_text(text)
-            else:
-                for line in text.replace("\\\n", " ").splitlines():
-                    run_line(line)
-    finally:
-        os.chdir(before)
-    return names
-
-
-def run_line(line: str) -> None:
-    """Run a line of a shell: our own program here, others where they are."""
-    words = shlex.split(line)
-    if words[0] != "alphastomics":
-        subprocess.run(words, check=True)
-        return
-    from alphastomics.main import main
-
-    if main(words[1:]):
-        raise RuntimeError(f"failed: {line}")
 
 
 def turned_onto(source: Any, target: Any) -> Any:

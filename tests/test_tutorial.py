@@ -1,6 +1,6 @@
 """The tutorial: every block of it runs, on a smaller tissue, and its pictures can be drawn."""
 
-import importlib.util
+import importlib
 import re
 from pathlib import Path
 from types import ModuleType
@@ -23,12 +23,10 @@ SMALLER = {
 }
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_pictures", DOCS / "make_pictures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("make_pictures")
 
 
 # Whatever matplotlib says of fonts and backends is no matter of ours.

@@ -1,0 +1,96 @@
+"""Train on some slices, place the cells of another, and draw true beside placed for the README.
+
+    python docs/make_readme_picture.py DATA
+
+DATA is a folder with the seqFISH slices of benchmarks/reconstruction.py as h5ad files. On a CPU a
+smaller recipe does: --epochs 40 --set d_model=128 set_size=2048 batch_size=2048
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TRAIN, TEST = ("embryo2_z2", "embryo2_z5"), "embryo1_z2"
+# As many types as can be told apart by colour; the others are drawn in grey.
+SHOWN_TYPES = 10
+
+
+def placed_slice(arguments: argparse.Namespace) -> Any:
+    """Train, and place the held-out slice from its expression alone."""
+    import anndata
+
+    from alphastomics import AlphaSTomics
+
+    def read(name: str) -> Any:
+        return anndata.read_h5ad(next(arguments.data.rglob(f"{name}.h5ad")))
+
+    model = AlphaSTomics(
+        [read(name) for name in TRAIN], ROOT / "configs" / "reconstruct.yaml", **arguments.set
+    )
+    model.train(arguments.epochs)
+    cells = read(TEST)
+    model.predict_positions(cells, num_steps=1, num_samples=8)
+    return cells
+
+
+def draw(cells: Any, path: Path) -> None:
+    """Draw the true places, and the model's turned onto them, by cell type."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+    from make_pictures import saved, turned_onto
+
+    from alphastomics.utils.metrics import position_scores
+
+    true = np.asarray(cells.obsm["spatial"], np.float64)
+    found = turned_onto(np.asarray(cells.obsm["spatial_pred"])[:, :2], true)
+    spearman = position_scores(found, true, None)["spearman_median"]
+    types = cells.obs["cell_type"].astype(str)
+    frequent = list(types.value_counts().index[:SHOWN_TYPES])
+    # Rare types lie on top of frequent ones.
+    order = np.argsort([-frequent.index(one) if one in frequent else 1 for one in types])[::-1]
+    palette = plt.get_cmap("tab10").colors
+    colours = np.array(
+        [palette[frequent.index(one)] if one in frequent else (0.8, 0.8, 0.8) for one in types]
+    )
+    figure, panels = plt.subplots(1, 2, figsize=(9, 5), sharex=True, sharey=True)
+    titles = ("true", f"placed by expression alone (median Spearman {spearman:.2f})")
+    for axes, place, title in zip(panels, (true, found), titles, strict=True):
+        axes.scatter(*place[order].T, c=colours[order], s=2, linewidths=0)
+        axes.set(title=title, aspect="equal")
+        axes.axis("off")
+    figure.tight_layout()
+    saved(figure, path)
+
+
+def main() -> None:
+    """Read the command line, train, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--set", nargs="*", default=[], help="settings, as key=value")
+    parser.add_argument("--keep", type=Path, help="keep the placed slice as this h5ad")
+    parser.add_argument("--placed", type=Path, help="draw an h5ad that was kept")
+    arguments = parser.parse_args()
+    pairs = [pair.partition("=")[::2] for pair in arguments.set]
+    arguments.set = {key: json.loads(value) for key, value in pairs}
+    if arguments.placed:
+        import anndata
+
+        cells = anndata.read_h5ad(arguments.placed)
+    else:
+        cells = placed_slice(arguments)
+    if arguments.keep:
+        cells.write_h5ad(arguments.keep)
+    path = ROOT / "docs" / "pictures" / "reconstructed.png"
+    draw(cells, path)
+    sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()

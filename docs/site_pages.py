@@ -1,0 +1,73 @@
+"""Pages of the site that are written elsewhere: the files of the root, and the reference.
+
+A hook of mkdocs: the README, CONTRIBUTING and CHANGELOG stay where everybody looks for them, with
+links that hold there; here they become pages, with links that hold in the site. The reference has a
+page for each room, made from the docstrings.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "alphastomics"
+PAGES = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "index.zh-CN.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+# Files of the root that no page is made of: their links become plain words.
+UNPAGED = ("LICENSE", "CITATION.cff", "config.yaml", "configs/reconstruct.yaml")
+ROOMS = {
+    "api": "The notebook",
+    "preprocessing": "From slices to batches",
+    "attn_model": "The network",
+    "diffusion_model": "Noise, losses, training, sampling",
+    "generation": "`sample` and `test`",
+    "evaluation": "Metrics and baselines",
+    "utils": "What crosses rooms",
+}
+# Files whose functions are Triton kernels: their arguments are pointers, of no use to a reader.
+KERNELS = "_kernel"
+
+
+def as_page(text: str) -> str:
+    """Turn the links of a file of the root into links of the site."""
+    text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
+    for name, page in PAGES.items():
+        text = text.replace(f"]({name}", f"]({page}")
+    for name in UNPAGED:
+        text = re.sub(rf"\[([^\]]+)\]\({re.escape(name)}\)", r"\1", text)
+    return text
+
+
+def modules_of(room: str) -> list[str]:
+    """Name the modules of a room, the package's own file left out."""
+    files = sorted((PACKAGE / room).glob("*.py"))
+    names = [path.stem for path in files if path.stem != "__init__"]
+    return [f"alphastomics.{room}.{name}" for name in names if not name.endswith(KERNELS)]
+
+
+def reference(title: str, modules: list[str]) -> str:
+    """Write a page that shows the docstrings of modules."""
+    return f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in modules)
+
+
+def generated_pages() -> dict[str, str]:
+    """Return every generated page by its place in the site."""
+    pages = {page: as_page((ROOT / name).read_text("utf-8")) for name, page in PAGES.items()}
+    for room, title in ROOMS.items():
+        pages[f"reference/{room}.md"] = reference(title, modules_of(room))
+    settings = ["alphastomics.config", "alphastomics.config_data"]
+    pages["reference/config.md"] = reference("Settings", settings)
+    return pages
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages to those of the folder (called by mkdocs)."""
+    from mkdocs.structure.files import File
+
+    for place, text in generated_pages().items():
+        files.append(File.generated(config, place, content=text))
+    return files
