@@ -152,9 +152,9 @@ def parse_arguments(argv: Sequence[str]) -> Call:
     if unknown:
         flags = (flag for flag in command.flags if not flag.positional)
         names = [f"--{spelling}" for flag in flags for spelling in flag.spellings]
-        raise InputError(
-            f"{arguments.command}: unknown argument {unknown[0]!r}; {_nearest(unknown[0], names)}"
-        )
+        # Without its value: that may be a token.
+        name = unknown[0].partition("=")[0]
+        raise InputError(f"{arguments.command}: unknown argument {name!r}; {_nearest(name, names)}")
     given = frozenset(vars(arguments)) - {"command"}
     config = _resolve(command, arguments)
     return Call(arguments.command, config, _without_settings(command, arguments), given)

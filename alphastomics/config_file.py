@@ -28,6 +28,7 @@ SECOND_NAMES = {
 # Name in the file -> name in LayerConfig, where they differ.
 RENAMED = {"use_gated_attention": "attention", "gate_type": "gate"}
 ATTENTION_OF = {True: "softmax", False: "linear"}
+MAX_NODES = 10_000  # keys and values of a file, with what its aliases stand for
 MAX_DEPTH = 8  # no documented key lies deeper than 3; a YAML anchor may contain itself
 
 Document = dict[str, Any]
@@ -35,6 +36,21 @@ Document = dict[str, Any]
 
 class ConfigLoader(yaml.SafeLoader):
     """Safe YAML that reads `1e-4` as a number and refuses a key that is given twice."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """Refuse aliases of aliases that stand for more than any memory can hold."""
+        waiting, seen = [node], 0
+        while waiting:
+            seen += 1
+            if seen > MAX_NODES:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"it stands for more than {MAX_NODES} values", node.start_mark
+                )
+            inner = waiting.pop().value
+            if isinstance(inner, list):
+                for item in inner:
+                    waiting += item if isinstance(item, tuple) else [item]
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the base class's signature
         """Refuse a repeated key: the base class would silently keep the last value."""
@@ -54,7 +70,7 @@ ConfigLoader.add_implicit_resolver(
 )
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> dict[Any, Any]:
     """Read a YAML file into a document; an empty file is an empty document."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a YAML file")

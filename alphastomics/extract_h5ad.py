@@ -26,8 +26,9 @@ from alphastomics.errors import InputError
 from alphastomics.extract import Request, embedding, require_place, stored, summary
 from alphastomics.extract_files import write_obsm
 from alphastomics.files import replacing
-from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
+from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
+from alphastomics.preprocessing.guard import guarded
 from alphastomics.preprocessing.normalize import (
     Moments,
     log_normalized,
@@ -140,7 +141,7 @@ def source_of(
 ) -> Iterator[Source]:
     """Open a file and check that it can be embedded."""
     key = config.data.preprocessing.position_key
-    with opened(path) as root:
+    with guarded(path) as root:
         obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
         cells, found = len(obs), var.names(0, len(var)).to_pylist()
         if cells < LEAST_CELLS:

@@ -1,10 +1,13 @@
 """Files that are complete or absent: a path and what to write enter, a finished file leaves."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from alphastomics.errors import InputError
 
 PARTIAL_SUFFIX = ".partial"
 CHUNK_BYTES = 1 << 20
@@ -30,6 +33,63 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a folder to one process: a second one that would write there is refused at once.
+
+    The lock is on the open folder itself, so that it leaves no file, and ends with its process,
+    however that ends. File systems without such locks go without.
+    """
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise InputError(
+                    f"{folder}: another process is writing there: wait for it, or name another "
+                    "output folder"
+                ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def output_folder(path: Path) -> Iterator[None]:
+    """Create an output folder for this process alone; take an empty one away again on refusal."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folder(path)
+    try:
+        with locked(path):
+            yield
+    except (InputError, MemoryError):
+        for folder in made:
+            if folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
+        raise
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder; a file of that name is the caller's mistake."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{path}: a file is in the way of this output folder") from error
+
+
+def require_file(path: Path) -> None:
+    """Refuse what cannot be read to its end: a folder, a pipe, a device; and what is not there."""
+    if path.is_file():
+        return
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    said = "a folder" if path.is_dir() else "a pipe or a device"
+    raise InputError(f"{path}: is {said}, where a plain file is expected")
 
 
 def flush_to_disk(path: Path) -> None:

@@ -36,6 +36,13 @@ OS_ERRORS_OF_CALLER = (
     PermissionError,
 )
 
+NO_MEMORY = (
+    "not enough memory for this: ask for fewer or smaller things (cells, genes, --batch_size, "
+    "model.d_model), or use a larger machine"
+)
+# How torch says it, on a CPU and on a GPU; the door knows no torch.
+TORCH_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA out of memory")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
@@ -57,7 +64,7 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
         stop_cleanly_on_sigterm()
         result = act()
         if result:
-            sys.stdout.write(result.rstrip("\n") + "\n")
+            sys.stdout.write(writable(result.rstrip("\n") + "\n"))
             sys.stdout.flush()
     except KeyboardInterrupt:
         return say("interrupted; the same command goes on from here where it can", INTERRUPTED)
@@ -72,7 +79,11 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
             where = f"{error.filename}: " if error.filename else ""
             return say(f"{where}{error.strerror or error}", MISTAKE, show_traceback=verbose)
         return say(f"{type(error).__name__}: {error}", FAILED, show_traceback=True)
+    except MemoryError as error:
+        return say(f"{NO_MEMORY} ({error})", MISTAKE, show_traceback=verbose)
     except Exception as error:  # noqa: BLE001 - the door: whatever comes becomes a status
+        if any(words in str(error) for words in TORCH_OUT_OF_MEMORY):
+            return say(f"{NO_MEMORY} ({error})", MISTAKE, show_traceback=verbose)
         return say(f"{type(error).__name__}: {error}", FAILED, show_traceback=True)
     return DONE
 
@@ -88,20 +99,35 @@ def say(message: str, status: int, *, show_traceback: bool = False) -> int:
     """Print one line to stderr, after the traceback if that is wanted."""
     if show_traceback:
         traceback.print_exc()
-    line = " ".join(message.split())
-    sys.stderr.write(f"alphastomics: {line}\n")
+    sys.stderr.write(f"alphastomics: {printable(' '.join(message.split()))}\n")
     return status
+
+
+def printable(text: str) -> str:
+    """Spell out letters that a terminal would act on: names come from anywhere."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def writable(text: str) -> str:
+    """Spell out letters that stdout has no bytes for, as in a file's name that is no UTF-8."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class OneLine(logging.Formatter):
+    """Log lines in which every letter stands for itself."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Lay out a record."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 def configure_logging(*, verbose: bool) -> None:
     """Log to stderr: our own words, and others' from warnings on."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("alphastomics").setLevel(logging.DEBUG if verbose else logging.INFO)
     # Other packages' deprecation notes are for developers, not for users of the command line.
     logging.captureWarnings(capture=True)

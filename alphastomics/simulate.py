@@ -29,7 +29,7 @@ from numpy.random import Generator, SeedSequence, default_rng
 from alphastomics import __version__
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, write_text
+from alphastomics.files import PARTIAL_SUFFIX, output_folder, write_text
 from alphastomics.h5ad import write_h5ad
 from alphastomics.progress import track
 
@@ -58,6 +58,7 @@ MARKER_LOG_FOLD = (2.2, 0.4)
 FIELD_WAVES, FIELD_FREQUENCY, FIELD_LOG_SPREAD = 4, 1.6, 0.9
 DROPOUT = 0.3
 ENTRIES_AT_A_TIME = 4_000_000
+RECORD_FILE = "simulation.json"
 
 BODY_KEY, POSE_KEY, COUNT_KEY, PANEL_KEY = 0, 1, 2, 3  # streams of the seed
 
@@ -311,37 +312,52 @@ def write_tissue(
     settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
 ) -> list[Path]:
     """Write the slices of a tissue; slices that an interrupted run finished are kept."""
-    prepare_folder(settings, seed, output_dir, overwrite=overwrite)
-    paths = []
-    with track("simulate", settings.slices * settings.cells, "cells") as advance:
-        for index in range(settings.slices):
-            path = output_dir / f"{slice_name(settings, index)}.h5ad"
+    paths = [output_dir / f"{slice_name(settings, i)}.h5ad" for i in range(settings.slices)]
+    total = settings.slices * settings.cells
+    with output_folder(output_dir), track("simulate", total, "cells") as advance:
+        check_folder(settings, seed, output_dir, overwrite=overwrite)
+        # Before anything is written: whether there is memory for a slice shows here.
+        needed = overwrite or not paths[0].exists()
+        first = simulate_slice(settings, seed, 0) if needed else None
+        prepare_folder(settings, seed, output_dir, overwrite=overwrite)
+        for index, path in enumerate(paths):
             if not path.exists():
-                write_h5ad(path, simulate_slice(settings, seed, index), compression="gzip")
-            paths.append(path)
+                data = first if index == 0 else simulate_slice(settings, seed, index)
+                write_h5ad(path, data, compression="gzip")
             advance(settings.cells)
     return paths
+
+
+def check_folder(
+    settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
+) -> None:
+    """Refuse a folder that holds another tissue."""
+    slices = sorted(output_dir.glob("*.h5ad"))
+    if slices and not overwrite and not is_of(output_dir / RECORD_FILE, settings, seed):
+        raise InputError(
+            f"{output_dir}: holds {len(slices)} .h5ad file(s) of something else "
+            f"(first {slices[0].name}); choose an empty folder or add --overwrite"
+        )
 
 
 def prepare_folder(
     settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
 ) -> None:
-    """Make the folder, or check that what lies in it is this very tissue."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    record = output_dir / "simulation.json"
-    wanted = json.dumps(provenance(settings, seed), indent=2) + "\n"
-    same = record.is_file() and record.read_text(encoding="utf-8") == wanted
-    slices = sorted(output_dir.glob("*.h5ad"))
-    if not same and slices and not overwrite:
-        raise InputError(
-            f"{output_dir}: holds {len(slices)} .h5ad file(s) of something else "
-            f"(first {slices[0].name}); choose an empty folder or add --overwrite"
-        )
+    """Remove what is in the way, and write down what this tissue is."""
     for leftover in output_dir.glob(f".*{PARTIAL_SUFFIX}"):
         leftover.unlink()
     if overwrite:
-        for path in slices:
-            # Only what this command wrote is its to remove.
-            if path.stem.startswith("slice_"):
-                path.unlink()
-    write_text(record, wanted)
+        # Only what this command wrote is its to remove.
+        for path in output_dir.glob("slice_*.h5ad"):
+            path.unlink()
+    write_text(output_dir / RECORD_FILE, record_of(settings, seed))
+
+
+def is_of(record: Path, settings: SimulationConfig, seed: int) -> bool:
+    """Tell whether a folder's record is that of this very tissue."""
+    return record.is_file() and record.read_text(encoding="utf-8") == record_of(settings, seed)
+
+
+def record_of(settings: SimulationConfig, seed: int) -> str:
+    """Write down what makes a tissue."""
+    return json.dumps(provenance(settings, seed), indent=2) + "\n"

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "alphastomics"
 MAP = {
     "": set(),
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
     "h5ad": {"files"},
     "progress": set(),
     "seeds": set(),

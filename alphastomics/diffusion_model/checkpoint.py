@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import pickle
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,21 @@ from alphastomics.files import write_bytes, write_text
 FORMAT = 1
 OWN_KEY, SEAL_KEY = "alphastomics", "sha256"
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+
+# What torch raises on damaged files, beside the refusal to run anything.
+READ_ERRORS = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+    OverflowError,
+    struct.error,
+)
 
 
 def plain(value: Any, where: str = "checkpoint") -> Any:
@@ -96,25 +112,28 @@ class SealedCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path))
 
 
+def load_plain(path: Path, kind: str) -> Any:
+    """Read what `torch.save` wrote, if it is tensors and plain data; nothing in it is ever run."""
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path}: not {kind}, or cut short")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{path}: not {kind}, or damaged: it holds something other than tensors and plain "
+            "data, and was not run"
+        ) from error
+    except READ_ERRORS as error:
+        raise InputError(f"{path}: cannot be read as {kind}: truncated or damaged") from error
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint to the CPU and check its seal, or say what is wrong with it."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a checkpoint file such as last.ckpt")
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path}: not a checkpoint of AlphaSTomics, or cut short")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{path}: not a checkpoint of AlphaSTomics, or damaged: it holds something other than "
-            "tensors and plain data, and was not run"
-        ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path}: cannot be read as a checkpoint: it is truncated or damaged"
-        ) from error
+    content = load_plain(path, "a checkpoint of AlphaSTomics")
     if not isinstance(content, dict) or OWN_KEY not in content or SEAL_KEY not in content:
         raise InputError(f"{path}: not a checkpoint of AlphaSTomics")
     found = content[OWN_KEY].get("format") if isinstance(content[OWN_KEY], dict) else None

@@ -8,7 +8,8 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from alphastomics import __version__
 from alphastomics.config import Config
 from alphastomics.config_file import to_yaml
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
+from alphastomics.files import locked, write_text
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
 COLUMNS = ("step", "epoch", "name", "value")
@@ -53,6 +54,16 @@ class RunFolder:
         """Say whether a run has begun here."""
         return (self.path / "status.json").is_file()
 
+    @contextmanager
+    def claimed(self, *, first: bool) -> Iterator[None]:
+        """Keep the folder to this run: its first rank holds it against every other process."""
+        if not first:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            yield
+
     def prepare(self, config: Config, *, resume: bool, overwrite: bool) -> None:
         """Make the folder, or refuse one that holds another run."""
         if self.exists() and not resume:
@@ -68,6 +79,19 @@ class RunFolder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "config.yaml", to_yaml(config))
         write_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    @contextmanager
+    def running(self, *, first: bool) -> Iterator[None]:
+        """Mark the run as running, and as failed when it does: the first rank's task."""
+        if first:
+            self.mark("running")
+        try:
+            yield
+        except Exception as error:
+            if first:
+                with suppress(OSError):  # a full disk, say: the first error is the one to tell
+                    self.mark("failed", reason=str(error))
+            raise
 
     def mark(self, state: str, **details: Any) -> None:
         """Write down how the run stands: running, interrupted, finished or failed."""

@@ -282,10 +282,21 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
     trainer = make_trainer(config, folder, callbacks, csv_log)
     stand_back(trainer)
-    if trainer.is_global_zero:
-        folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
-        csv_log.start(logged_bytes)
-        folder.mark("running")
+    first = trainer.is_global_zero
+    with folder.claimed(first=first):
+        if first:
+            folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
+            csv_log.start(logged_bytes)
+        with folder.running(first=first):
+            module = make_module(config, metadata)
+            training, validation = make_loaders(config, trainer)
+            module.num_batches = len(training)
+            run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
+            return conclude(trainer, folder, keeper, split if request.profile else None)
+
+
+def make_module(config: Config, metadata: Metadata) -> TrainedModule:
+    """Build the network from the run's seed, and tell it and the log what it is trained on."""
     seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
     module = TrainedModule(
         config, metadata.num_genes, position_scale=position_scale(config, metadata)
@@ -294,10 +305,7 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     module.normalization = metadata.normalization.model_dump()
     module.slice_names = [record.name for record in metadata.slices]
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
-    training, validation = make_loaders(config, trainer)
-    module.num_batches = len(training)
-    run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
-    return conclude(trainer, folder, keeper, split if request.profile else None)
+    return module
 
 
 def run_fit(

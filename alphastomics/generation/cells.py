@@ -3,7 +3,6 @@
 Expression is brought to what the checkpoint was trained on: its genes, its normalisation.
 """
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,13 @@ from jaxtyping import Bool, Float32, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config
+from alphastomics.diffusion_model.checkpoint import load_plain
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
+from alphastomics.files import require_file
+from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.genes import align, require_unique
+from alphastomics.preprocessing.guard import guarded
 from alphastomics.preprocessing.normalize import (
     densified,
     log_normalized,
@@ -105,7 +107,7 @@ def read_h5ad(
 ) -> InputCells:
     """Read an AnnData file: align its genes, normalise as in training; it may lack coordinates."""
     settings = config.data.preprocessing
-    with opened(path) as root:
+    with guarded(path) as root:
         obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
         cells, found = len(obs), var.names(0, len(var)).to_pylist()
         require_enough(cells, path)
@@ -233,15 +235,8 @@ def dense(reader: ShardReader, table: CellTable) -> Float32[np.ndarray, "N G"]:
 
 def read_pt(path: Path, num_genes: int) -> InputCells:
     """Read tensors `expression` (N, G) and `positions` (N, 2 or 3), normalised as in training."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: not a file of tensors; nothing in it was run. Save a dict with "
-            "torch.save({'expression': …, 'positions': …}, path)"
-        ) from error
+    require_file(path)
+    content = load_plain(path, "a file of tensors, saved by torch.save({'expression': …}, path)")
     if not isinstance(content, dict) or not {"expression", "positions"} & set(content):
         raise InputError(f"{path}: expected a dict with 'expression' or 'positions'")
     expression, position = content.get("expression"), content.get("positions")

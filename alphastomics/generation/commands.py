@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 # What a module that was not trained by `train` is taken to have seen.
 DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
 
+MOST_NEW_CELLS = 10**9  # made in one go, in memory
+
 
 class FrameRequest(NamedTuple):
     """A frame to return places in: a reference slice or landmarks, and whether sizes may change."""
@@ -169,7 +171,10 @@ def blank_of(num_cells: int | None, num_slices: int | None) -> Blank | None:
         if num_slices is not None:
             raise InputError("--num_slices: counts with --num_cells; leave it out")
         return None
-    return Blank(num_cells, 1 if num_slices is None else num_slices)
+    slices = 1 if num_slices is None else num_slices
+    if num_cells * slices > MOST_NEW_CELLS:
+        raise InputError(f"--num_cells: {num_cells} x {slices} slices are more than fit in memory")
+    return Blank(num_cells, slices)
 
 
 def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> None:

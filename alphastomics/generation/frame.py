@@ -19,6 +19,7 @@ from scipy.spatial import cKDTree
 from sklearn.decomposition import PCA
 
 from alphastomics.errors import InputError
+from alphastomics.files import require_file
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
 
@@ -87,6 +88,7 @@ class Reference:
 
 def read_landmarks(path: Path) -> Landmarks:
     """Read a CSV of cell name, x, y and, in space, z; a first line of words is a header."""
+    require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if any(field.strip() for field in line)]

@@ -145,7 +145,8 @@ def as_tissue(cells: InputCells, made: Generated) -> tuple[InputCells, Generated
 def is_flat(position: Float[Tensor, "N 3"]) -> bool:
     """Say whether cells lie in a plane: across it they spread FLAT_SHARE of what they do in it."""
     spread = torch.linalg.svdvals(position - position.mean(0))
-    return bool(spread[2] <= FLAT_SHARE * spread[1])
+    # Two cells lie on a line, and have two spreads.
+    return len(position) < 3 or bool(spread[2] <= FLAT_SHARE * spread[1])
 
 
 def generate_slice(

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int32
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
+from alphastomics.files import require_file
 
 Kind = Literal["csr", "csc", "dense"]
 
@@ -68,6 +69,7 @@ def opened(path: Path) -> Iterator[Any]:
         return
     import h5py
 
+    require_file(path)
     with path.open("rb"):  # an unreadable file says so under its own name
         pass
     if not h5py.is_hdf5(path):
@@ -80,6 +82,20 @@ def opened(path: Path) -> Iterator[Any]:
         file = h5py.File(path, "r", locking="best-effort")
     with file:
         yield file
+
+
+def walk(path: Path, root: Any) -> None:
+    """Touch every part of an open file: whoever survives this may read it."""
+    with reading(path, "the HDF5 structure"):
+        for name in root:
+            element = root[name]
+            dict(element.attrs)
+            if is_group(element):
+                walk(path, element)
+            elif element.shape and all(element.shape):
+                # The first and the last entry: the way to all others starts there.
+                element[(0,) * element.ndim]
+                element[tuple(size - 1 for size in element.shape)]
 
 
 def is_group(element: Any) -> bool:

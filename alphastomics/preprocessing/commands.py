@@ -9,7 +9,7 @@ from typing import Any
 
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.files import sha256_of
+from alphastomics.files import output_folder, sha256_of
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing import stage1 as first_stage
 from alphastomics.preprocessing import stage2 as second_stage
@@ -53,7 +53,7 @@ def preprocess(
     scheduler
         Address of a Dask scheduler, or None for `options.workers` local processes.
     """
-    with resume.output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+    with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
         request = first_stage.request_of(options, input_dir, gene_list_file, crew)
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
@@ -89,7 +89,7 @@ def stage1(
             "--gene_list_file: stage1 needs a gene list, so that datasets can be merged; "
             "`preprocess` can do without"
         )
-    with resume.output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+    with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
         request = first_stage.request_of(options, input_dir, gene_list_file, crew)
         dataset = first_stage.run(
             options,
@@ -118,7 +118,7 @@ def stage2(
     scheduler: str | None,
 ) -> dict[str, Any]:
     """Merge, split and shuffle datasets that stage 1 wrote; `preprocess` has the parameters."""
-    with resume.output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+    with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
             requests = list(merge(input_dirs).requests)

@@ -10,6 +10,7 @@ from jaxtyping import Int64
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
+from alphastomics.files import require_file
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +51,15 @@ class Alignment:
 
 def read_gene_list(path: Path) -> list[str]:
     """Read one gene per line; blank lines are skipped, repeated genes refused."""
+    if not path.exists():
+        raise InputError(f"{path}: there is no such gene list: check --gene_list_file")
+    require_file(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: the gene list is not UTF-8 text: save it as plain text"
         ) from error
-    except IsADirectoryError as error:
-        raise InputError(f"{path}: is a folder: --gene_list_file must be a text file") from error
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such gene list: check --gene_list_file") from error
     genes = [line.strip() for line in lines if line.strip()]
     if not genes:
         raise InputError(f"{path}: the gene list is empty: write one gene per line")

@@ -1,20 +1,28 @@
-"""A first look at a file from a safe distance: a survey's task enters, a survey or one line leaves.
+"""A first look at a file from a safe distance: a path or a survey's task enters, a survey leaves.
 
 The HDF5 library can crash, or turn in circles for ever, on a damaged file, and Python can catch
 neither. So the structure of every file is first walked through by a child process; only a file that
-has passed is opened here. One child serves a whole process, so that it costs its start once.
+has passed is opened here. One child serves a whole process, so that it costs its start once. The
+two talk in lines of JSON.
 """
 
 import atexit
-import pickle
+import json
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
+from typing import Any
+
+import numpy as np
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.survey import Survey, SurveyTask, survey_file
+from alphastomics.preprocessing.anndata_file import opened, walk
+from alphastomics.preprocessing.survey import Survey, SurveyTask, size_of, survey_file
 
 PATIENCE_SECONDS = 30.0
 BYTES_PER_SECOND = 5e6  # slower than any disk that one would preprocess from
@@ -31,29 +39,31 @@ class Guard:
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
-    def survey(self, task: SurveyTask) -> Survey:
-        """Have a file surveyed; a crash or a standstill is the file's fault."""
+    def ask(self, act: str, path: Path, num_bytes: int, task: dict[str, Any]) -> Any:
+        """Have the child do something with a file; a crash or a standstill is the file's fault."""
         with self._lock:
             child = self._started()
             assert child.stdin is not None
             assert child.stdout is not None
-            pickle.dump(task, child.stdin)
+            child.stdin.write(f"{json.dumps([act, task])}\n".encode())
             child.stdin.flush()
-            patience = PATIENCE_SECONDS + task.bytes / BYTES_PER_SECOND
+            patience = PATIENCE_SECONDS + num_bytes / BYTES_PER_SECOND
             ready, _, _ = select.select([child.stdout], [], [], patience)
-            try:
-                answer = pickle.load(child.stdout) if ready else None
-            except EOFError:
-                answer = None
-            if answer is None:
+            line = child.stdout.readline() if ready else b""
+            if not line.endswith(b"\n"):
                 self.close()
                 said = "crash" if ready else "hang"
                 raise InputError(
-                    f"{task.path}: its HDF5 structure makes the HDF5 library {said}: the file is "
+                    f"{path}: its HDF5 structure makes the HDF5 library {said}: the file is "
                     "damaged; copy it again from its source"
                 )
-        if isinstance(answer, Exception):
-            raise answer
+        kind, answer = json.loads(line)
+        if kind == "refused":
+            raise InputError(answer)
+        if kind == "system":
+            raise OSError(*answer)
+        if kind == "fault":
+            raise RuntimeError(answer)
         return answer
 
     @property
@@ -77,21 +87,32 @@ class Guard:
 
 
 def serve() -> None:
-    """Answer surveys until the parent is gone: the child's whole life."""
+    """Answer until the parent is gone: the child's whole life."""
     # What libraries print must not get between the answers.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    requests: BinaryIO = sys.stdin.buffer
-    while True:
-        try:
-            task = pickle.load(requests)
-        except EOFError:
-            return
-        try:
-            answer: Survey | Exception = survey_file(task)
-        except Exception as error:  # noqa: BLE001 (it is raised again, by the parent)
-            answer = error
-        pickle.dump(answer, answers)
+    for line in sys.stdin.buffer:
+        act, task = json.loads(line)
+        answers.write(f"{json.dumps(answer_to(act, task))}\n".encode())
         answers.flush()
+
+
+def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
+    """Do what was asked for; say how it went, and the result or the words of the error."""
+    path = Path(task.pop("path"))
+    try:
+        if act == "walk":
+            with opened(path) as root:
+                walk(path, root)
+            return "done", None
+        found = survey_file(SurveyTask(path=path, **task))
+    except InputError as error:
+        return "refused", str(error)
+    except OSError as error:
+        return "system", [error.errno, error.strerror, error.filename and str(error.filename)]
+    except Exception as error:  # noqa: BLE001 (it is raised again, by the parent)
+        return "fault", f"{type(error).__name__}: {error}"
+    plain = {**vars(found), "path": str(path), "chunk_counts": found.chunk_counts.tolist()}
+    return "done", plain
 
 
 GUARD = Guard()
@@ -100,4 +121,25 @@ atexit.register(GUARD.close)
 
 def guarded_survey(task: SurveyTask) -> Survey:
     """Survey a file in this process's child."""
-    return GUARD.survey(task)
+    asked = {**asdict(task), "path": str(task.path)}
+    found = GUARD.ask("survey", task.path, task.bytes, asked)
+    types = found["cell_types"]
+    return Survey(
+        **{
+            **found,
+            "path": task.path,
+            "genes": tuple(found["genes"]),
+            "slices": tuple(found["slices"]),
+            "chunk_counts": np.array(found["chunk_counts"], dtype=np.int64),
+            "cell_types": None if types is None else tuple(types),
+        }
+    )
+
+
+@contextmanager
+def guarded(path: Path) -> Iterator[Any]:
+    """Open the root group of an AnnData file, after the child has walked through it."""
+    if path.exists():
+        GUARD.ask("walk", path, size_of(path), {"path": str(path.resolve())})
+    with opened(path) as root:
+        yield root

@@ -84,28 +84,6 @@ def undone_on_bad_input(*paths: Path, empty: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def output_folder(path: Path) -> Iterator[None]:
-    """Create an output folder, and take an empty one away again when the input is refused."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    make_folder(path)
-    try:
-        yield
-    except InputError:
-        for folder in made:
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
-        raise
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder; a file of that name is the caller's mistake."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"{path}: a file is in the way of this output folder") from error
-
-
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():

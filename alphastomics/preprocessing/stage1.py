@@ -15,7 +15,7 @@ import numpy as np
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.files import sha256_of
+from alphastomics.files import make_folder, sha256_of
 from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
@@ -93,7 +93,7 @@ def run(
     surveys, genes = _look(options, input_dir, gene_list_file, crew)
     if overwrite:
         resume.remove(folder)
-    resume.make_folder(folder)
+    make_folder(folder)
     resume.remove_partial_files(folder)
     with resume.undone_on_bad_input(folder, empty=folder):
         resume.write_receipt(folder / resume.REQUEST_FILE, request)

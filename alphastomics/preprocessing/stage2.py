@@ -16,7 +16,7 @@ from jaxtyping import Float64
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.files import replacing, sha256_of
+from alphastomics.files import make_folder, replacing, sha256_of
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing.datasets import Merged, merge, scaling_of
 from alphastomics.preprocessing.normalize import Moments, absent, merged
@@ -95,7 +95,7 @@ def run(
             f"{output_dir / DATA_FOLDER}: was not written by this command: choose another "
             "--output_dir, or give --overwrite to remove it"
         )
-    resume.make_folder(shuffle)
+    make_folder(shuffle)
     resume.remove_partial_files(output_dir, output_dir / DATA_FOLDER, shuffle)
     with resume.undone_on_bad_input(shuffle, *results, empty=shuffle.parent):
         resume.write_receipt(shuffle / resume.REQUEST_FILE, whole_request)
@@ -121,7 +121,7 @@ def _act(
 ) -> Metadata:
     """Sort the parts, write the shards, and then metadata.json."""
     shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
-    resume.make_folder(output_dir / DATA_FOLDER)
+    make_folder(output_dir / DATA_FOLDER)
     _write_scaling(datasets, output_dir, shuffle)
     asked = plan_request(options, datasets, request["seed"])
     plan = plan_of(asked)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from alphastomics.errors import InputError
-from alphastomics.files import sha256_of
+from alphastomics.files import require_file, sha256_of
 from alphastomics.preprocessing.anndata_file import (
     SUFFIXES,
     Expression,
@@ -102,6 +102,7 @@ def size_of(path: Path) -> int:
 def digest_of(path: Path) -> str:
     """Return the sha256 of a file, or of all names and files of a store."""
     if not path.is_dir():
+        require_file(path)
         return sha256_of(path)
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):

@@ -12,7 +12,7 @@ from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
+from alphastomics.files import require_file, write_text
 from alphastomics.generation.cells import InputCells, read_processed
 from alphastomics.generation.commands import load_for_use, read_cells
 from alphastomics.generation.evaluate import evaluate
@@ -144,6 +144,7 @@ def page_beside(scores: Path) -> Path:
 
 def read_scores(path: Path) -> Scores:
     """Read the scores that `test` wrote."""
+    require_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
