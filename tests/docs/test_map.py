@@ -1,0 +1,23 @@
+"""The map in docs/architecture.md: every room is on it, and what is on it is there."""
+
+import re
+
+from tests.docs.pages import ROOT, text_of
+
+PACKAGE = ROOT / "alphastomics"
+PAGE = text_of("architecture.md")
+NAMED = set(re.findall(r"`([\w/]+(?:\.py|/))`", PAGE))
+
+
+def test_every_file_and_folder_of_the_package_is_on_the_map():
+    files = {path.name for path in PACKAGE.glob("*.py")}
+    folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    assert (files | folders) - NAMED == set()
+
+
+def test_everything_on_the_map_is_there():
+    there = {path.name for path in PACKAGE.rglob("*.py")}
+    there |= {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
+    there |= {f"{path.parent.name}/" for path in PACKAGE.rglob("*/__init__.py")}
+    there |= {str(path.relative_to(ROOT)) for path in ROOT.glob("*.py")} | {"tests/test_layout.py"}
+    assert NAMED - there == set()
