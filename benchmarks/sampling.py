@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from alphastomics.config_file import parse_document
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import DiffusionSampler
 
@@ -28,7 +27,7 @@ CALLS = {"estimate": 1, "sample": 20}
 def make_sampler(device: str, *, rounds: int) -> DiffusionSampler:
     """Build the default network with random weights."""
     document = {"model": {"smoothing_rounds": rounds}, "training": {"mode": "expr_to_pos"}}
-    module = AlphaSTomicsModule(parse_document(document), NUM_GENES).to(device).eval()
+    module = AlphaSTomicsModule(document, NUM_GENES).to(device).eval()
     return DiffusionSampler(module.average, module.noise_model)
 
 
