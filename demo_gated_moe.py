@@ -8,7 +8,7 @@ from alphastomics.showcase.commands import showcase
 # Spelled like config.yaml; what is not here keeps its default.
 DEMO_CONFIG = {
     "seed": {"global_seed": 42},
-    "simulation": {"cells": 600, "slices": 6, "genes": 80},
+    "simulation": {"cells": 1500, "slices": 2, "genes": 60},
     "model": {"d_model": 64, "d_ff": 256},
     "diffusion": {"num_timesteps": 1000, "schedule": "cosine"},
     "training": {
@@ -19,13 +19,7 @@ DEMO_CONFIG = {
     },
     "masking": {"enable": False, "expression_mask_ratio": 0.3, "position_mask_ratio": 0.33},
     "data": {
-        # Four slices to train on, one to validate, one to test.
-        "preprocessing": {
-            "split_by": "slice",
-            "train_ratio": 0.67,
-            "val_ratio": 0.16,
-            "cell_type_key": "cell_type",
-        },
+        "preprocessing": {"split_by": "cell", "train_ratio": 0.8, "val_ratio": 0.1},
         "loading": {"set_size": 128, "set_draw": "slice", "num_workers": 0},
     },
     "sampling": {"num_steps": 15},

@@ -21,6 +21,7 @@ VERDICT_COLOURS = {"better": "#009e73", "worse": "#d55e00", "within the noise": 
 WIDTH, ROW, MARGIN = 340, 22, 150
 CURVE_WIDTH, CURVE_HEIGHT, PAD = 460, 300, 46
 BINS = 40
+Number = int | float  # a checker of types does not take a whole number for a float
 
 
 class Axis(NamedTuple):
@@ -31,7 +32,7 @@ class Axis(NamedTuple):
     start: float
     end: float
 
-    def __call__(self, value: float) -> float:
+    def __call__(self, value: Number) -> float:
         """Return the pixel of a value; what lies outside ends at the edge."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
@@ -44,7 +45,7 @@ def colour(number: int) -> str:
     return f"hsl({(137 * number) % 360} 60% 45%)"
 
 
-def text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) -> str:
+def text(x: Number, y: Number, words: str, anchor: str = "start", size: int = 12) -> str:
     """Write words, whatever they contain."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">'
@@ -52,7 +53,7 @@ def text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) 
     )
 
 
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1) -> str:
+def line(x1: Number, y1: Number, x2: Number, y2: Number, stroke: str, width: Number = 1) -> str:
     """Draw a straight line."""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
@@ -60,7 +61,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float =
     )
 
 
-def svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
+def svg(width: Number, height: Number, parts: Sequence[str], label: str) -> str:
     """Wrap shapes into a picture."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
@@ -176,7 +177,7 @@ def curve_picture(
     return svg(CURVE_WIDTH + 230, height, parts, title)
 
 
-def log(value: float) -> float:
+def log(value: Number) -> float:
     """Return a logarithm, for losses that may be 0."""
     return math.log(max(value, 1e-12))
 

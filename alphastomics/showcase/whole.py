@@ -4,7 +4,6 @@ Steps 5 and 6 of a demo: a short training with the program's own trainer, then d
 """
 
 import csv
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ from alphastomics.showcase.parts import SINGLE, Stage
 SPLIT = "test"
 HEALTHY_GATE = (0.05, 0.95)  # closed, or filtering nothing: docs/monitoring.md
 HEALTHY_ENTROPY = 0.5
-CHANCE_SPREADS = 3  # an r of N cells by chance has the spread 1 / sqrt(N), a mean of G of them less
 SPREAD_RATIO = (1 / 3, 3.0)  # of generated to real tissue: a short training is no good one
 
 
@@ -99,11 +97,11 @@ def sampling(stage: Stage, checkpoint: Path) -> list[Check]:
             order_of_distances(by_chance, tissue),
         ),
         kept("pos_to_expr returns the positions it was given", values[1], tissue.position),
-        above(
-            f"pos_to_expr: mean Pearson r of genes, of the estimate (of a draw "
-            f"{correlation(values[0][0], tissue):.2g}), what chance may give as the limit",
-            correlation(estimate[0][0], tissue),
-            CHANCE_SPREADS / math.sqrt(tissue.expression.numel()),
+        below(
+            "pos_to_expr: expression MSE of the estimate (mean Pearson r of genes "
+            f"{correlation(estimate[0][0], tissue):.2g}), shuffled cells as the limit",
+            squared_error(estimate[0][0], tissue),
+            squared_error(torch.as_tensor(shuffled(tissue.expression[0], chance)), tissue),
         ),
         below("joint: new tissue is centred, error", off_centre(both[1], tissue), SINGLE),
         within("joint: extent of the new tissue over the real one's", ratio, *SPREAD_RATIO),
@@ -156,6 +154,11 @@ def correlation(expression: Tensor, tissue: Tissue) -> float:
     """Return the mean Pearson correlation of genes, of those that have one."""
     measured = torch.ones(1, expression.shape[1], dtype=torch.bool)
     return float(gene_correlations(expression, tissue.expression[0], measured).nanmean())
+
+
+def squared_error(expression: Tensor, tissue: Tissue) -> float:
+    """Return the mean squared error over cells and genes."""
+    return float((expression - tissue.expression[0]).square().mean())
 
 
 def off_centre(position: Tensor, tissue: Tissue) -> float:
