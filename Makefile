@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs
 DEMO_DIR ?= demo
 
-.PHONY: demo test lint slow setup clean
+.PHONY: demo test lint slow docs setup clean
 
 demo: $(READY)
 	$(BIN)/alphastomics demo --output_dir $(DEMO_DIR)
@@ -21,6 +22,10 @@ lint: $(READY)
 slow: $(READY)
 	SHAPE_CHECKS=0 $(BIN)/python -m pytest -m slow
 
+# The site needs no network once it is built; the tools that build it are an extra of their own.
+docs: $(READY) $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 setup: $(READY)
 
 # Rebuilt only when what is to be installed changes.
@@ -31,5 +36,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $(DOCS_READY)
+
 clean:
-	rm -rf $(VENV) $(DEMO_DIR) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_DIR) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ Importing the package is instant: torch, anndata and their kin are imported wher
 
 from typing import Any
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = ["AlphaSTomics", "__version__"]
 
 

@@ -1,4 +1,4 @@
-"""The five lines of the README, exactly as they stand there."""
+"""The README: its five lines run exactly as they stand there, and both languages are in step."""
 
 import re
 from pathlib import Path
@@ -28,6 +28,29 @@ def five_lines(name: str) -> str:
 def test_both_readmes_show_the_same_five_lines():
     assert five_lines("README.md") == five_lines("README.zh-CN.md")
     assert len(five_lines("README.md").splitlines()) == 5
+
+
+def shape_of(name: str) -> dict[str, list[str]]:
+    """What both languages must have alike: headings by level, commands, links, rows, pictures."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)]+)\)", prose)
+    return {
+        "headings": re.findall(r"^(#+) ", prose, re.MULTILINE),
+        "commands": [
+            re.sub(r"\s*#.*", "", block)
+            for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        ],
+        "links": [link for link in links if not link.startswith("README")],
+        "inline code": sorted(re.findall(r"`([^`]+)`", prose)),
+        "cells of the tables": [str(row.count("|")) for row in re.findall(r"^\|.*", prose, re.M)],
+        "figures": re.findall(r"\d[\d.,]*\d", prose),
+    }
+
+
+@pytest.mark.parametrize("what", shape_of("README.md"))
+def test_both_readmes_are_in_step(what: str):
+    assert shape_of("README.md")[what] == shape_of("README.zh-CN.md")[what]
 
 
 @pytest.fixture

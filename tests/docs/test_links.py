@@ -1,0 +1,101 @@
+"""Links between pages lead somewhere, and every page can be reached from the site's navigation."""
+
+import re
+
+import pytest
+import yaml
+
+from alphastomics.config_file import parse_document, read_document
+from tests.docs.pages import PAGES, ROOT, site_pages, text_of, without_code
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SITE = site_pages.generated_pages()
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def slugs(page: str) -> set[str]:
+    """Anchors of a page that hold on GitHub and in the site alike."""
+    headings = re.findall(r"^#+ +(.+?) *$", without_code(page), re.MULTILINE)
+    kept = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    github = {text.replace(" ", "-") for text in kept}
+    return github & {re.sub(r"[-\s]+", "-", text) for text in kept}
+
+
+def local_links(name: str) -> list[str]:
+    links = LINK.findall(without_code(text_of(name)))
+    return [link for link in links if not link.startswith(("http://", "https://", "mailto:"))]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading(name: str):
+    broken = []
+    for link in local_links(name):
+        target, _, anchor = link.partition("#")
+        path = (PAGES[name].parent / target).resolve() if target else PAGES[name]
+        if not path.is_file() or (anchor and anchor not in slugs(path.read_text("utf-8"))):
+            broken.append(link)
+    assert broken == []
+
+
+def nav_pages() -> list[str]:
+    """The pages that mkdocs.yml lists, in order."""
+
+    def walk(node: object) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        parts = node.values() if isinstance(node, dict) else node
+        return [page for part in parts for page in walk(part)]
+
+    return walk(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+
+
+def test_the_navigation_has_every_page_once():
+    written = {path.name for path in (ROOT / "docs").glob("*.md")}
+    listed = nav_pages()
+    assert sorted(listed) == sorted(written | set(SITE)), "mkdocs.yml: nav"
+
+
+def test_pages_made_of_the_files_of_the_root_link_within_the_site():
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} | set(SITE)
+    for place, page in SITE.items():
+        links = [link.partition("#")[0] for link in LINK.findall(without_code(page))]
+        outside = [
+            link
+            for link in links
+            if not link.startswith("http")
+            and link not in pages
+            and not (ROOT / "docs" / link).is_file()
+        ]
+        assert outside == [], place
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
+def test_every_preset_is_a_config(path):
+    parse_document(read_document(path), str(path))
+
+
+def test_the_page_of_the_recipe_names_what_the_preset_sets():
+    def keys(document: dict, prefix: str = "") -> set[str]:
+        found = set()
+        for key, value in document.items():
+            name = f"{prefix}{key}"
+            found |= keys(value, f"{name}.") if isinstance(value, dict) else {name}
+        return found
+
+    page = text_of("reconstruction.md")
+    table = page[page.index("| setting |") : page.index("## Fitting it")]
+    named = set(re.findall(r"`([\w.]+)`", table))
+    set_by_preset = keys(read_document(ROOT / "configs" / "reconstruct.yaml"))
+    assert {key.rpartition(".")[2] for key in set_by_preset} <= {
+        name.rpartition(".")[2] for name in named
+    }
+
+
+def test_the_version_is_one():
+    import alphastomics
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = re.search(r"^## \[(\d[^\]]*)\] - (\S+)$", text_of("CHANGELOG.md"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == citation["version"] == alphastomics.__version__
+    assert newest[2] == str(citation["date-released"])
