@@ -7,20 +7,21 @@ from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
 
 
-def synthetic_folder(config: Config, folder: Path) -> Path:
+def synthetic_folder(config: Config, folder: Path, *, overwrite: bool = False) -> Path:
     """Simulate a tissue below `folder` and preprocess it, as the config says; return where it is.
 
-    What an earlier call with the same settings left there is used.
+    What an earlier call with the same settings left there is used; what one with others left is
+    refused, or replaced where asked for.
     """
     seed = config.seed.global_seed
-    write_tissue(config.simulation, seed, folder / "slices", overwrite=False)
+    write_tissue(config.simulation, seed, folder / "slices", overwrite=overwrite)
     preprocess(
         config.data.preprocessing,
         input_dir=folder / "slices",
         output_dir=folder / "processed",
         gene_list_file=None,
         seed=seed,
-        overwrite=False,
+        overwrite=overwrite,
         scheduler=None,
     )
     return folder / "processed"

@@ -46,10 +46,9 @@ def compare_configs(document: Mapping[str, Any], argv: Sequence[str]) -> str:
     from alphastomics.ablation.runs import Budget, run
 
     device = chosen_device(arguments.device)
-    processed = arguments.data_dir or simulated(config, folder)
+    processed = arguments.data_dir or simulated(config, folder, overwrite=arguments.overwrite)
     budget = Budget(merged, processed, arguments.split, arguments.test_cells, device, folder)
-    for configuration in configurations:  # a mistake in the last one is told before the first run
-        budget.settings(configuration, arguments.seeds[0])
+    check_runs(budget, configurations, arguments.seeds)
     # Seed by seed: whoever stops early has whole seeds to compare.
     runs = [run(budget, one, seed) for seed in arguments.seeds for one in configurations]
     return write(budget, config, runs, conclude(runs, arguments.reference))
@@ -79,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         "--set", nargs="+", default=[], metavar="KEY=VALUE",
         help="settings by their path in config.yaml, as in model.d_model=128",
     )  # fmt: skip
-    add("--overwrite", action="store_true", help="forget finished runs in the output folder")
+    add("--overwrite", action="store_true", help="replace what is in the output folder")
     return found
 
 
@@ -124,6 +123,21 @@ def check_budget(config: Config) -> None:
         raise InputError(f"{SOURCE}: training.mode: must be joint: both errors are compared")
 
 
+def check_runs(
+    budget: "Budget", configurations: Sequence[Configuration], seeds: Sequence[int]
+) -> None:
+    """Refuse data, a configuration or a seed that cannot be used, before the first run."""
+    from alphastomics.ablation.scoring import held_out
+    from alphastomics.diffusion_model.train import check_data
+    from alphastomics.preprocessing.folder import DataFolder
+
+    metadata = DataFolder(budget.processed).metadata()
+    held_out(budget.processed, metadata.genes, budget.split, budget.test_cells)
+    for configuration in configurations:
+        for seed in seeds:
+            check_data(budget.settings(configuration, seed), metadata)
+
+
 def selected(arguments: argparse.Namespace) -> list[Configuration]:
     """Return the configurations that were asked for, the reference among them."""
     known = {one.name: one for one in chosen(full=arguments.full or arguments.only is not None)}
@@ -149,11 +163,11 @@ def chosen_device(asked: str) -> str:
     return asked
 
 
-def simulated(config: Config, folder: Path) -> Path:
+def simulated(config: Config, folder: Path, *, overwrite: bool) -> Path:
     """Make the synthetic tissue, once for all runs."""
     from alphastomics.synthetic import synthetic_folder
 
-    return synthetic_folder(config, folder / "tissue")
+    return synthetic_folder(config, folder / "tissue", overwrite=overwrite)
 
 
 def heading_of(budget: "Budget", config: Config, findings: "Findings") -> list[str]:

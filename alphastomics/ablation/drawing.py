@@ -98,7 +98,12 @@ def forest(findings: Findings, key: str) -> str | None:
         stroke = VERDICT_COLOURS[one.verdict]
         parts += [
             text(MARGIN - 8, y + 4, one.configuration[:24], "end"),
-            line(axis(one.low), y, axis(one.high), y, stroke, 2),
+            # Too few seeds have no interval.
+            *(
+                [line(axis(one.low), y, axis(one.high), y, stroke, 2)]
+                if one.high < math.inf
+                else []
+            ),
             f'<circle cx="{axis(one.change):.1f}" cy="{y}" r="4" fill="{stroke}"/>',
         ]
     ticks = (-reach / 1.1, 0.0, reach / 1.1)

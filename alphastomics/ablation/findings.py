@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphastomics.ablation.configurations import COMPARED, FIGURES
+from alphastomics.ablation.configurations import BASELINE, COMPARED, FIGURES
 from alphastomics.ablation.runs import Run
 from alphastomics.ablation.statistics import (
     LEAST_SEEDS,
@@ -118,8 +118,13 @@ def named(found: Difference) -> str:
 
 
 def expectations(findings: Findings) -> list[tuple[str, str, str, str, str]]:
-    """Set what was once expected beside what was measured: name, figure, both, and the verdict."""
-    rows = []
+    """Set what was once expected beside what was measured: name, figure, both, and the verdict.
+
+    It was expected of changes against the baseline, and of no others.
+    """
+    rows: list[tuple[str, str, str, str, str]] = []
+    if findings.reference != BASELINE:
+        return rows
     for found in findings.differences:
         once = expectation(found)
         if once is not None:

@@ -12,7 +12,7 @@ from alphastomics.ablation import runs as runs_module
 from alphastomics.ablation.commands import compare_configs
 from alphastomics.ablation.configurations import FIGURES, FOUR, Configuration, chosen
 from alphastomics.ablation.drawing import averaged, forests
-from alphastomics.ablation.findings import conclude
+from alphastomics.ablation.findings import conclude, expectations
 from alphastomics.ablation.page import render
 from alphastomics.ablation.runs import Budget, Run
 from alphastomics.ablation.scoring import held_out, scores
@@ -182,6 +182,11 @@ def test_a_name_stays_text_on_the_page_and_in_the_table():
     assert len(forests(findings)) == 5
 
 
+def test_nothing_was_expected_against_another_reference():
+    assert len(expectations(conclude(fake_runs("Gated"), "Baseline"))) == 2
+    assert expectations(conclude(fake_runs("Gated"), "Gated")) == []
+
+
 def test_curves_are_means_over_seeds_with_their_band():
     curves = ([("val/loss", 1, 1.0), ("val/loss", 9, 4.0)], [("val/loss", 1, 3.0)])
     runs = [Run("one", seed, {}, list(curve)) for seed, curve in enumerate(curves)]
@@ -206,6 +211,8 @@ def test_curves_are_means_over_seeds_with_their_band():
         (["--set", "TransformerLayer_setting.use_gated_attention=true"], "--only"),
         (["--device", "cuda"], "no usable GPU"),
         (["--data_dir", "nowhere"], "nowhere"),
+        (["--set", "training.batch_size=1048576"], "training.batch_size"),
+        (["--set", "data.preprocessing.val_ratio=0.375"], "split test"),
         (["--full", "--set", "model.d_ff=24"], "num_experts"),
     ],
 )
