@@ -20,6 +20,7 @@ def share(default: float, description: str) -> Any:
 
 def text(default: str | None, description: str, **extra: Any) -> Any:
     """Describe a field that holds a text that is not empty."""
+    extra = {"pattern": r"^[^\x00]+$", **extra}  # no file and no key has a NUL in its name
     return Field(default, min_length=1, description=description, **extra)
 
 

@@ -153,6 +153,11 @@ def source_of(
                 "place the cells with alphastomics sample, or name the coordinates with the "
                 "config's data.preprocessing.position_key"
             )
+        if not isinstance(root.get("obsm", getlink=True), h5py.HardLink):
+            raise InputError(
+                f"{path}: obsm is a link, and may lead into another file, which is not ours to "
+                "write: save the file again with anndata"
+            )
         positions = Positions(path, root, key, cells)
         if positions.columns not in (2, 3):
             raise InputError(f"{path}: obsm[{key!r}] has {positions.columns} columns, not 2 or 3")
@@ -161,13 +166,11 @@ def source_of(
         measured[alignment.missing()] = False
         slices = slice_names(obs, cells) if SLICE_KEY in obs.columns else (path.stem,)
         codes = np.zeros(cells, dtype=np.int64)
-        if len(slices) > 1:
+        if SLICE_KEY in obs.columns:
             codes = slice_codes(obs, slices, 0, cells)
         expression = Expression(path, root, cells, len(found))
         # By columns there are no rows to be had but all.
-        whole = (
-            expression.lines(0, len(found), cells).T.tocsr() if expression.kind == "csc" else None
-        )
+        whole = expression.whole() if expression.kind == "csc" else None
         yield Source(
             *(path, expression, positions, alignment, measured, codes, len(slices)),
             bool(normalization["log_normalize"]),

@@ -92,6 +92,14 @@ def require_file(path: Path) -> None:
     raise InputError(f"{path}: is {said}, where a plain file is expected")
 
 
+def require_text_name(path: Path) -> None:
+    """Refuse a name that is no text: it would have to go into files that are."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path}: its name is not UTF-8 text: rename it") from error
+
+
 def flush_to_disk(path: Path) -> None:
     """Have the kernel write a file's, or a folder's, content to the disk before we go on."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -8,6 +8,7 @@ sha256 of all its content under `sha256`: torch itself does not notice a flipped
 import hashlib
 import io
 import json
+import math
 import pickle
 import struct
 import zipfile
@@ -145,7 +146,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     seal = content.pop(SEAL_KEY)
     if digest(content) != seal:
         raise InputError(f"{path}: altered since it was written: its content differs from its seal")
+    require_card(content[OWN_KEY], path)
+    if not isinstance(content.get("state_dict"), dict):
+        raise InputError(f"{path}: holds no weights: it is damaged")
     return content
+
+
+def require_card(card: dict[str, Any], path: Path) -> None:
+    """Refuse a model that does not say what it is in a way that makes sense."""
+    genes, scale, done = (card.get(key) for key in ("genes", "position_scale", "normalization"))
+    sound = {
+        "config": isinstance(card.get("config"), dict),
+        "genes": isinstance(genes, list)
+        and all(isinstance(gene, str) for gene in genes)
+        and 0 < len(genes) == len(set(genes)),
+        "position_scale": isinstance(scale, float) and 0 < scale < math.inf,
+        "normalization": done is None
+        or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
+    }
+    for key, holds in sound.items():
+        if not holds:
+            raise InputError(f"{path}: its {key} is missing or makes no sense: it is damaged")
 
 
 def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
@@ -246,9 +267,10 @@ def read_card(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: it is damaged") from error
     wanted = {"format", "config", "genes", "position_scale", "normalization"}
     if not isinstance(card, dict) or not wanted <= card.keys() or card["format"] != FORMAT:
         raise InputError(f"{path}: not the card of a model that this version ({__version__}) reads")
+    require_card(card, path)
     return card

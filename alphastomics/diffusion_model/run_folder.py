@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +23,10 @@ from alphastomics import __version__
 from alphastomics.config import Config
 from alphastomics.config_file import to_yaml
 from alphastomics.errors import InputError
-from alphastomics.files import locked, write_text
+from alphastomics.files import output_folder, write_text
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
+WRITTEN = ("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json")
 COLUMNS = ("step", "epoch", "name", "value")
 
 
@@ -57,11 +58,7 @@ class RunFolder:
     @contextmanager
     def claimed(self, *, first: bool) -> Iterator[None]:
         """Keep the folder to this run: its first rank holds it against every other process."""
-        if not first:
-            yield
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path):
+        with output_folder(self.path) if first else nullcontext():
             yield
 
     def prepare(self, config: Config, *, resume: bool, overwrite: bool) -> None:
@@ -72,13 +69,16 @@ class RunFolder:
                     f"{self.path}: holds a run already; go on with --resume last, choose another "
                     "--exp_name, or replace it with --overwrite"
                 )
-            # Only what a run writes: never a user's own file beside it.
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-            for name in ("metrics.csv", "status.json", "report.json"):
-                (self.path / name).unlink(missing_ok=True)
+            self.remove()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "config.yaml", to_yaml(config))
         write_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def remove(self) -> None:
+        """Remove what a run writes, never a user's own file beside it."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for name in WRITTEN:
+            (self.path / name).unlink(missing_ok=True)
 
     @contextmanager
     def running(self, *, first: bool) -> Iterator[None]:
@@ -88,7 +88,9 @@ class RunFolder:
         try:
             yield
         except Exception as error:
-            if first:
+            if first and isinstance(error, InputError) and not any(self.checkpoints.iterdir()):
+                self.remove()  # bad input, seen before there was anything to keep
+            elif first:
                 with suppress(OSError):  # a full disk, say: the first error is the one to tell
                     self.mark("failed", reason=str(error))
             raise

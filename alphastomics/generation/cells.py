@@ -113,12 +113,12 @@ def read_h5ad(
         require_enough(cells, path)
         require_unique(found, f"{path}: var_names", "make them unique and save the file again")
         alignment = align(found, genes, path)
-        counts = read_matrix(Expression(path, root, cells, len(found)))
+        counts = Expression(path, root, cells, len(found)).whole()
         position = read_positions(path, root, settings.position_key, cells)
         names = obs.names(0, cells).to_pylist()
         slices = slice_names(obs, cells) if SLICE_KEY in obs.columns else (path.stem,)
         codes = np.zeros(cells, dtype=np.int64)
-        if len(slices) > 1:
+        if SLICE_KEY in obs.columns:
             codes = slice_codes(obs, slices, 0, cells)
         labels = read_labels(obs, settings.cell_type_key, cells, path)
     if normalization["log_normalize"]:
@@ -139,13 +139,6 @@ def read_h5ad(
         names,
         labels,
     )
-
-
-def read_matrix(expression: Expression) -> csr_array:
-    """Read all of X by rows, also where it is stored by columns."""
-    if expression.kind == "csc":
-        return expression.lines(0, expression.genes, expression.cells).T.tocsr()
-    return expression.rows(0, expression.cells)
 
 
 def read_positions(
@@ -271,5 +264,7 @@ def require_tensors(path: Path, parts: dict[str, Any]) -> None:
             continue
         if not isinstance(value, torch.Tensor) or value.ndim != 2:
             raise InputError(f"{path}: {name}: expected a tensor with one row a cell")
-        if not bool(torch.isfinite(value).all()):
-            raise InputError(f"{path}: {name} has NaN or infinite values")
+        if value.layout != torch.strided or value.is_complex() or value.is_meta:
+            raise InputError(f"{path}: {name}: expected a dense tensor of real numbers")
+        if not bool(torch.isfinite(value.float()).all()):
+            raise InputError(f"{path}: {name} has NaN or infinite values as float32")

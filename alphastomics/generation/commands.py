@@ -30,7 +30,7 @@ from alphastomics.generation.frame import (
     read_landmarks,
 )
 from alphastomics.generation.generate import as_tissue, generate, require_mode
-from alphastomics.generation.output import refuse_existing, write_h5ad, write_pt
+from alphastomics.generation.output import read_original, refuse_existing, write_h5ad, write_pt
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ def sample(
         cells = read_cells(input_data, module, genes, config, split)
     require_mode(module, mode, cells)
     known = None if frame is None else read_frame(frame, module, genes, config)
+    # Before the work: what cannot be copied is refused at once.
+    original = None if target.suffix == ".pt" else read_original(input_data)
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
     if input_data is None:
         cells, made = as_tissue(cells, made)
@@ -127,8 +129,7 @@ def sample(
     if target.suffix == ".pt":
         write_pt(target, made, cells, framed)
     else:
-        source = input_data if input_data and input_data.suffix == ".h5ad" else None
-        write_h5ad(target, source, made, cells, genes, mode, framed)
+        write_h5ad(target, original, made, cells, genes, mode, framed)
     return {
         "output": str(target),
         "mode": mode,

@@ -16,6 +16,7 @@ from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import Framed
 from alphastomics.generation.generate import Generated
 from alphastomics.h5ad import write_h5ad as write_file
+from alphastomics.preprocessing.anndata_file import reading
 
 POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
     "spatial_pred",
@@ -55,19 +56,27 @@ def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[Fr
     write_bytes(path, buffer.getbuffer())
 
 
+def read_original(source: Path | None) -> Any | None:
+    """Read the AnnData file that is to be copied; None where the input is none."""
+    if source is None or source.suffix != ".h5ad":
+        return None
+    import anndata
+
+    with reading(source, "the whole of it"):
+        return anndata.read_h5ad(source)
+
+
 def write_h5ad(
     path: Path,
-    source: Path | None,
+    original: Any | None,
     made: Generated,
     cells: InputCells,
     genes: Sequence[str],
     mode: Mode,
     framed: Sequence[Framed],
 ) -> None:
-    """Write a copy of the input, or a new file, with what was generated."""
-    import anndata
-
-    data = new_anndata(cells, genes) if source is None else anndata.read_h5ad(source)
+    """Write the input's AnnData, or a new one, with what was generated."""
+    data = new_anndata(cells, genes) if original is None else original
     put_into(data, made, cells, genes, mode)
     data.uns["alphastomics"] |= frame_table(framed)
     write_file(path, data, compression=None)

@@ -162,6 +162,11 @@ class Frame:
         """Read a column as codes (-1: missing) into an array of names."""
         with reading(self.path, f"{self.name}[{column!r}]"):
             codes, names = self._labels(self.group[column], start, stop)
+        if len(codes) != stop - start:
+            raise InputError(
+                f"{self.path}: {self.name}[{column!r}] has fewer rows than {self.name}: the file "
+                "is damaged; copy it again from its source"
+            )
         if len(codes) and (codes.min() < -1 or codes.max() >= len(names)):
             raise InputError(
                 f"{self.path}: {self.name}[{column!r}] has codes without a category: the file is "
@@ -242,8 +247,8 @@ class Expression:
         """Read some rows of a CSR or dense X, checked, as float32."""
         with reading(self.path, f"X, rows {start} to {stop}"):
             if self.kind == "dense":
-                block = np.asarray(self.element[start:stop])
-                return self._finite(csr_array(block.astype(np.float32, copy=False)), start)
+                block = as_float32(np.asarray(self.element[start:stop]))
+                return self._finite(csr_array(block), start)
             return self._finite(self.lines(start, stop, self.genes), start)
 
     def lines(self, start: int, stop: int, width: int) -> csr_array:
@@ -257,14 +262,26 @@ class Expression:
             values = np.asarray(self.element["data"][pointers[0] : pointers[-1]])
             inside = not len(indices) or (indices.min() >= 0 and indices.max() < width)
             self._require(bool(inside), "indices outside the matrix")
-        parts = (values.astype(np.float32), indices.astype(np.int32), pointers - pointers[0])
+        parts = (as_float32(values), indices.astype(np.int32), pointers - pointers[0])
         return csr_array(parts, shape=(stop - start, width))
+
+    def whole(self) -> csr_array:
+        """Read all of X by rows, also where it is stored by columns."""
+        if self.kind == "csc":
+            return self._finite(self.lines(0, self.genes, self.cells).T.tocsr(), 0)
+        return self.rows(0, self.cells)
 
     def _finite(self, values: csr_array, start: int) -> csr_array:
         require_finite(self.path, values, start)
         values.sum_duplicates()
         values.eliminate_zeros()
         return values
+
+
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """Narrow values; what does not fit becomes infinite, and is refused as that."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
 
 
 def require_finite(path: Path, values: csr_array, first_row: int) -> None:
@@ -317,6 +334,10 @@ class Positions:
                 values = np.stack(columns, axis=1)
             else:
                 values = np.asarray(self.element[start:stop])
+            if values.dtype.kind not in "biuf":
+                raise InputError(
+                    f"{self.path}: {self.field} holds values of type {values.dtype}, not numbers"
+                )
             with np.errstate(over="ignore"):  # what does not fit becomes inf, and is named below
                 position = values.astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(position).all(axis=1))

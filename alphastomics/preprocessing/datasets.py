@@ -83,6 +83,7 @@ def merge(folders: list[Path]) -> Merged:
         broken = places[datasets.index(None)]
         raise InputError(f"{broken / DATASET_FILE}: is damaged: run stage1 again with --overwrite")
     for place, dataset in zip(places, datasets, strict=True):
+        require_sound(dataset, place / DATASET_FILE)
         require_same(datasets[0]["genes"], dataset["genes"], str(folders[0]), str(place))
     first = datasets[0]["request"]["flags"]
     _check_flags(places, datasets)
@@ -101,6 +102,24 @@ def merge(folders: list[Path]) -> Merged:
         log_normalize=first["log_normalize"],
         scale=first["scale"],
     )
+
+
+def require_sound(dataset: Any, path: Path) -> None:
+    """Refuse a dataset.json whose parts and slices contradict one another."""
+    try:
+        found = Counter[int]()
+        for part in dataset["parts"]:
+            inside = (path.parent / part["file"]).resolve().parent == path.parent.resolve()
+            if not inside or sum(run[2] for run in part["runs"]) != part["cells"]:
+                raise ValueError(part["file"])
+            for number, _, cells in part["runs"]:
+                found[number] += cells
+        sizes = {number: record["cells"] for number, record in enumerate(dataset["slices"])}
+        if not sizes or found != sizes or not dataset["genes"]:
+            raise ValueError("slices")
+        dataset["request"]["flags"], dataset["request"]["inputs"], dataset["panels"]
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged: run stage1 again with --overwrite") from error
 
 
 def _check_flags(places: list[Path], datasets: list[Any]) -> None:

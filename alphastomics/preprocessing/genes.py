@@ -124,7 +124,7 @@ def align(found: Sequence[str], wanted: Sequence[str], path: Path) -> Alignment:
         )
         raise InputError(
             f"{path}: none of the {len(wanted)} listed genes is in var_names (first listed "
-            f"{wanted[0]!r}, first found {found[0]!r}); {hint}"
+            f"{wanted[0]!r}, first found {next(iter(found), None)!r}); {hint}"
         )
     columns = [column[wanted[place]] for place in targets]
     return Alignment(np.array(columns), np.array(targets), len(wanted))

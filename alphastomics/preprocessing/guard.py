@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from alphastomics.errors import InputError
+from alphastomics.files import require_text_name
 from alphastomics.preprocessing.anndata_file import opened, walk
 from alphastomics.preprocessing.survey import Survey, SurveyTask, size_of, survey_file
 
@@ -139,6 +140,7 @@ def guarded_survey(task: SurveyTask) -> Survey:
 @contextmanager
 def guarded(path: Path) -> Iterator[Any]:
     """Open the root group of an AnnData file, after the child has walked through it."""
+    require_text_name(Path(path.name))
     if path.exists():
         GUARD.ask("walk", path, size_of(path), {"path": str(path.resolve())})
     with opened(path) as root:

@@ -27,7 +27,7 @@ def load(path: Path) -> Any:
     """Read a receipt or a request; None where there is none, or something else."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
 
 
@@ -90,6 +90,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def holds_files(folder: Path) -> bool:
+    """Tell whether a folder holds anything but what a killed run left under temporary names."""
+    return folder.exists() and any(
+        not path.name.endswith(PARTIAL_SUFFIX) for path in folder.iterdir()
+    )
 
 
 def remove_partial_files(*folders: Path) -> None:

@@ -4,10 +4,11 @@ Plain text enters, a checked `Metadata` leaves. Writers and readers both go thro
 so that the format is written down once.
 """
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from alphastomics.errors import InputError
 
@@ -23,6 +24,10 @@ ABSENT_VALUE = (
     "a gene that gene_index does not list has the value (0 - mean) / std of its slice, from "
     f"{SCALING_FILE}, when scale is true, and 0 otherwise"
 )
+SHARD_FILE = re.compile(rf"{DATA_FOLDER}/[A-Za-z0-9_][\w.-]*\.parquet", re.ASCII)
+
+NonNegative = Annotated[int, Field(ge=0)]
+Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
@@ -35,20 +40,36 @@ class ShardRecord(Record):
     """One Parquet file."""
 
     file: str
-    cells: int
-    bytes: int
+    cells: NonNegative
+    bytes: NonNegative
     sha256: str
-    row_groups: list[int]
+    row_groups: list[NonNegative]
     """Cells of each row group, so that readers can plan without opening the file."""
     slices: list[tuple[int, int]] | None
     """Layout `slice`: (slice, cells) runs in the order of the rows; null in layout `shuffled`."""
+
+    @model_validator(mode="after")
+    def is_a_shard(self) -> "ShardRecord":
+        """Refuse files elsewhere, and cells that are in no row group."""
+        if not SHARD_FILE.fullmatch(self.file):
+            raise ValueError(f"lists {self.file!r}, which is no shard of this folder")
+        if self.cells != sum(self.row_groups):
+            raise ValueError(f"{self.file}: its row groups do not hold its {self.cells} cells")
+        return self
 
 
 class SplitRecord(Record):
     """One of train, validation and test."""
 
-    cells: int
+    cells: NonNegative
     shards: list[ShardRecord]
+
+    @model_validator(mode="after")
+    def shards_hold_the_cells(self) -> "SplitRecord":
+        """Refuse cells that are in no shard."""
+        if self.cells != sum(shard.cells for shard in self.shards):
+            raise ValueError(f"its shards do not hold its {self.cells} cells")
+        return self
 
 
 class SliceRecord(Record):
@@ -68,7 +89,7 @@ class SliceRecord(Record):
 class Panel(Record):
     """A set of measured genes, kept as its complement, which is short in most data."""
 
-    missing: list[int]
+    missing: list[NonNegative]
 
 
 class Normalization(Record):
@@ -89,8 +110,8 @@ class PositionStatistics(Record):
     """
 
     center: list[float]
-    scale: float
-    within_slice_scale: float
+    scale: Scale
+    within_slice_scale: Scale
     minimum: list[float]
     maximum: list[float]
 
@@ -128,6 +149,29 @@ class Metadata(Record):
     scaling_sha256: str | None
     provenance: Provenance
 
+    @model_validator(mode="after")
+    def parts_agree(self) -> "Metadata":
+        """Refuse parts that contradict one another: every number must lead somewhere."""
+        shards = [shard for split in self.splits.values() for shard in split.shards]
+        known = range(len(self.slices))
+        runs = [number for shard in shards for number, _ in shard.slices or ()]
+        checks = {
+            "num_genes is not the number of genes": self.num_genes == len(self.genes) > 0,
+            f"splits are not {', '.join(SPLITS)}": set(self.splits) == set(SPLITS),
+            "there are no slices": bool(self.slices),
+            "a slice has no panel": all(s.panel in range(len(self.panels)) for s in self.slices),
+            "a panel lacks genes that are not there": all(
+                gene < self.num_genes for panel in self.panels for gene in panel.missing
+            ),
+            "a shard does not say which slices it holds": self.layout != "slice"
+            or all(shard.slices is not None for shard in shards),
+            "a shard holds slices that are not there": all(number in known for number in runs),
+        }
+        for said, holds in checks.items():
+            if not holds:
+                raise ValueError(said)
+        return self
+
 
 def parse_metadata(text: str, where: str) -> Metadata:
     """Read metadata.json; `where` names it in an error."""
@@ -136,8 +180,9 @@ def parse_metadata(text: str, where: str) -> Metadata:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
+        said = first["msg"].removeprefix("Value error, ")
         raise InputError(
-            f"{where}: {field}: {first['msg']}; it was not written by this version of "
+            f"{where}: {field}: {said}; it was not written by this version of "
             "`alphastomics preprocess`, or was altered: preprocess again"
         ) from error
 

@@ -85,15 +85,16 @@ def run(
         if finished and _is_whole(folder, finished):
             _clear(folder)
             return dict(finished)
-    elif begun is None and not overwrite and folder.exists() and any(folder.iterdir()):
+    elif begun is None and not overwrite and resume.holds_files(folder):
         raise InputError(
             f"{folder}: holds files that stage1 did not write: choose another --output_dir, or "
             "give --overwrite to remove them"
         )
     surveys, genes = _look(options, input_dir, gene_list_file, crew)
-    if overwrite:
-        resume.remove(folder)
     make_folder(folder)
+    if overwrite:
+        for path in folder.iterdir():  # not the folder itself: it is what the lock is on
+            resume.remove(path)
     resume.remove_partial_files(folder)
     with resume.undone_on_bad_input(folder, empty=folder):
         resume.write_receipt(folder / resume.REQUEST_FILE, request)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from alphastomics.errors import InputError
-from alphastomics.files import require_file, sha256_of
+from alphastomics.files import require_file, require_text_name, sha256_of
 from alphastomics.preprocessing.anndata_file import (
     SUFFIXES,
     Expression,
@@ -90,6 +90,8 @@ def find_inputs(folder: Path) -> dict[str, Path]:
                 found[relative.as_posix()] = path
     if not found:
         raise InputError(f"{folder}: there is no .h5ad file (nor .zarr) in it: check --input_dir")
+    for name in (folder.resolve().name, *found):
+        require_text_name(Path(name))
     return dict(sorted(found.items()))
 
 

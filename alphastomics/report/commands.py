@@ -118,8 +118,14 @@ def best_checkpoint(folder: RunFolder) -> Path:
         raise InputError(f"{folder.path}: not the folder of a run (train makes one)")
     summary = folder.path / "report.json"
     if summary.is_file():
+        try:
+            named = Path(json.loads(summary.read_text(encoding="utf-8"))["best_checkpoint"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{summary}: damaged; name the checkpoint with --checkpoint"
+            ) from error
         # By its name alone: the folder may have been moved since.
-        best = folder.checkpoints / Path(json.loads(summary.read_text())["best_checkpoint"]).name
+        best = folder.checkpoints / named.name
         if best.is_file():
             return best
     if not folder.last.is_file():
@@ -147,7 +153,7 @@ def read_scores(path: Path) -> Scores:
     require_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON; give the file that `test` wrote") from error
     scores = only_scores(content) if isinstance(content, dict) else {}
     if not scores:

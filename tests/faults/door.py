@@ -1,8 +1,10 @@
 """The door under attack: a command line enters, a verdict on how it ended leaves."""
 
 import io
+import logging
 import os
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -66,9 +68,13 @@ def attempt(argv: Sequence[object], sandbox: Path, *shared: Path) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     os.chdir(sandbox / "work")
     try:
-        with alarm(PATIENCE_SECONDS), redirect_stdout(out), redirect_stderr(err):
-            status = main([str(word) for word in argv])
+        # As users have it: what libraries warn of is not our failure.
+        with warnings.catch_warnings(), alarm(PATIENCE_SECONDS):
+            warnings.simplefilter("default")
+            with redirect_stdout(out), redirect_stderr(err):
+                status = main([str(word) for word in argv])
     finally:
+        logging.captureWarnings(capture=False)
         os.chdir(here)
         signal.signal(signal.SIGTERM, term)
     after = snapshot(sandbox, *shared)

@@ -47,7 +47,7 @@ def spoilt(array: np.ndarray, value: float) -> np.ndarray:
 
 def rename(axis: str, names: Callable[[int], list[str]]) -> Change:
     def change(data: anndata.AnnData) -> None:
-        index = pd.Index(names(getattr(data, f"n_{axis}")), dtype=object)
+        index = pd.Index(names(len(getattr(data, f"{axis}_names"))), dtype=object)
         setattr(data, f"{axis}_names", index)
 
     return change

@@ -109,8 +109,14 @@ def test_odd_paths_are_read_and_written_as_they_are(name, tiny, door, work):
         shutil.copytree(tiny.slices, source)
     except (OSError, UnicodeError):
         pytest.skip("this file system has no such names")
-    (source / "slice_0.h5ad").rename(source / f"{Path(PATHS[name]).name}.h5ad")
     target = f"./{PATHS[name]}/out"
+    if name == "no UTF-8":
+        odd = shutil.copy(tiny.slice, work / f"{PATHS[name]}.h5ad")
+        refused(door("preprocess", f"--input_dir={work}", "--output_dir=out"), "not UTF-8 text")
+        sample = ("sample", "--checkpoint", tiny.checkpoint, "--input_data", odd)
+        refused(door(*sample), "not UTF-8 text")
+    else:
+        (source / "slice_0.h5ad").rename(source / f"{Path(PATHS[name]).name}.h5ad")
     done(door("preprocess", f"--input_dir={PATHS[name]}/slices", f"--output_dir={target}"))
     assert (work / target / "metadata.json").is_file()
     model = ("--checkpoint", tiny.checkpoint, "--data_dir", tiny.processed)

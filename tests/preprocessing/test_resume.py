@@ -214,3 +214,12 @@ def test_bad_input_that_is_mended_needs_no_overwrite(tmp_path):
         run(source, tmp_path / "out")
     write(source, one=make_slice())
     run(source, tmp_path / "out")
+
+
+def test_killed_before_its_first_whole_file_it_starts_again(tmp_path):
+    source = write(tmp_path / "in", one=make_slice())
+    middle = tmp_path / "out/_intermediate_slices"
+    middle.mkdir(parents=True)
+    (middle / ".request.json.123.partial").write_text("{")
+    run(source, tmp_path / "out")
+    assert not list(middle.glob(".*"))
