@@ -183,7 +183,7 @@ def test_nothing_that_is_made_smaller_has_left_the_pages():
 FOREIGN = {
     *("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
     *("nodes", "ntasks-per-node", "gpus-per-node", "requeue", "signal", "kill-on-bad-exit"),
-    *("no-deps", "strict"),
+    *("host", "port", "nworkers", "nthreads"),
 }
 
 
