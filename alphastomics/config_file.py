@@ -120,7 +120,7 @@ def _fields_of(section: type[Section], prefix: str) -> Iterator[tuple[str, Field
 
 
 def parse_document(
-    document: Mapping[str, Any], source: str, origins: Mapping[str, str] | None = None
+    document: Mapping[Any, Any], source: str, origins: Mapping[str, str] | None = None
 ) -> Config:
     """Turn a document into a `Config`, or say which key is wrong.
 
@@ -142,7 +142,7 @@ def parse_document(
         raise InputError(_describe(error, leaves, source, origins)) from error
 
 
-def _leaves(document: Mapping[str, Any], source: str) -> Document:
+def _leaves(document: Mapping[Any, Any], source: str) -> Document:
     """Flatten a document to {key path: value}, refusing unknown keys and scalars for sections."""
     known = document_fields()
     sections = {path.rpartition(".")[0] for path in known} | {"data", "distributed"}

@@ -62,6 +62,7 @@ def locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def output_folder(path: Path) -> Iterator[None]:
     """Create an output folder for this process alone; take an empty one away again on refusal."""
+    require_text_name(path.resolve())  # Arrow opens no other
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:

@@ -80,8 +80,8 @@ class Connection:
         licence
             Licence for the card; None keeps what the owner wrote there.
         """
-        stated = None if licence is None else licence_id(licence)
         with self.told():
+            stated = None if licence is None else licence_id(licence)
             api = self.client.HfApi(token=self.secret)
             # None, not False: without the flag, the owner's own default stands.
             address = api.create_repo(
@@ -129,8 +129,8 @@ class Connection:
         try:
             with hidden_in_logs(self.secret):
                 yield
-        except InputError:
-            raise
+        except InputError as error:
+            raise InputError(redacted(str(error), self.secret)) from None
         except failures as error:
             if isinstance(error, OSError) and error.filename:
                 raise  # a file here, not the Hub: the door names it

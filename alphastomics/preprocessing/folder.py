@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from alphastomics.errors import InputError
-from alphastomics.files import sha256_of
+from alphastomics.files import require_text_name, sha256_of
 from alphastomics.hub import HUB_ID
 from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
 
@@ -29,6 +29,7 @@ class DataFolder:
         if "://" in self.where:
             self._open(self.where)
         elif path.is_dir():
+            require_text_name(path)
             self.local = path
         elif path.exists() or not HUB_ID.fullmatch(self.where):
             said = "is not a folder" if path.exists() else "there is no such folder"
@@ -67,8 +68,8 @@ class DataFolder:
             if self.local is not None:
                 return (self.local / file).read_bytes()
             return bytes(self._remote.cat_file(f"{self._root}/{file}"))
-        except FileNotFoundError as error:
-            raise self._absent(file) from error
+        except OSError as error:
+            raise self._unreadable(file, error) from error
 
     def open(self, file: str) -> pa.NativeFile:
         """Open a file for reading here and there in it."""
@@ -76,8 +77,8 @@ class DataFolder:
             if self.local is not None:
                 return pa.OSFile(str(self.local / file))
             return pa.PythonFile(self._remote.open(f"{self._root}/{file}", "rb"), mode="r")
-        except FileNotFoundError as error:
-            raise self._absent(file) from error
+        except OSError as error:
+            raise self._unreadable(file, error) from error
 
     def size_of(self, file: str) -> int:
         """Return the size of a file in bytes."""
@@ -85,14 +86,19 @@ class DataFolder:
             if self.local is not None:
                 return (self.local / file).stat().st_size
             return int(self._remote.size(f"{self._root}/{file}"))
-        except FileNotFoundError as error:
-            raise self._absent(file) from error
+        except OSError as error:
+            raise self._unreadable(file, error) from error
 
     def digest_of(self, file: str) -> str | None:
         """Return the sha256 of a file; None far away, where it would be read for that alone."""
-        return None if self.local is None else sha256_of(self.local / file)
+        try:
+            return None if self.local is None else sha256_of(self.local / file)
+        except OSError as error:
+            raise self._unreadable(file, error) from error
 
-    def _absent(self, file: str) -> InputError:
+    def _unreadable(self, file: str, error: OSError) -> InputError:
+        if not isinstance(error, FileNotFoundError):
+            return InputError(f"{self.name_of(file)}: cannot be read ({error.strerror or error})")
         if file == METADATA_FILE:
             return InputError(
                 f"{self.where}: there is no {METADATA_FILE}: it is not a folder that `preprocess` "

@@ -1,6 +1,7 @@
 """Findings of a checkpoint: a module and cells with known places enter, `Findings` leave."""
 
 import csv
+from contextlib import suppress
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -197,9 +198,12 @@ def denoising_path(
 def read_curves(path: FilePath) -> dict[str, Curve]:
     """Read what a run logged: {name: curve}."""
     found: dict[str, list[tuple[float, float]]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["name"], []).append((float(row["step"]), float(row["value"])))
+            # The last line of a run that was killed may be half a line.
+            with suppress(KeyError, TypeError, ValueError):
+                point = float(row["step"]), float(row["value"])
+                found.setdefault(row["name"], []).append(point)
     return {
         name: Curve(*(np.array(column) for column in zip(*points, strict=True)))
         for name, points in found.items()

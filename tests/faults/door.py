@@ -13,7 +13,7 @@ from pathlib import Path
 from alphastomics.main import main
 
 DONE, MISTAKE = 0, 2
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 120
 
 
 class Hang(BaseException):

@@ -90,7 +90,7 @@ def test_struck_once_and_given_again(name, number, share, tiny, whole, work):
 def test_struck_at_random_moments_and_given_again(name, number, tiny, whole, tmp_path):
     rng = np.random.default_rng([number, len(name)])
     hits = 0
-    for place, share in enumerate(rng.uniform(0.3, 1.0, 4)):
+    for place, share in enumerate(rng.uniform(0.3, 1.0, 3)):
         work = tmp_path / str(place)
         work.mkdir()
         hits += struck_and_run_again(name, number, float(share), tiny, whole, work)

@@ -95,7 +95,6 @@ PATHS = {
     "leading dash": "-rf",
     "escape sequence": "\x1b[2J",
     "newline": "a\nb",
-    "no UTF-8": os.fsdecode(b"\xff\xfe"),
     "up and back": "../work/x",
     "percent": "%d%s",
     "glob": "*[a-z]?",
@@ -110,19 +109,31 @@ def test_odd_paths_are_read_and_written_as_they_are(name, tiny, door, work):
     except (OSError, UnicodeError):
         pytest.skip("this file system has no such names")
     target = f"./{PATHS[name]}/out"
-    if name == "no UTF-8":
-        odd = shutil.copy(tiny.slice, work / f"{PATHS[name]}.h5ad")
-        refused(door("preprocess", f"--input_dir={work}", "--output_dir=out"), "not UTF-8 text")
-        sample = ("sample", "--checkpoint", tiny.checkpoint, "--input_data", odd)
-        refused(door(*sample), "not UTF-8 text")
-    else:
-        (source / "slice_0.h5ad").rename(source / f"{Path(PATHS[name]).name}.h5ad")
+    (source / "slice_0.h5ad").rename(source / f"{Path(PATHS[name]).name}.h5ad")
     done(door("preprocess", f"--input_dir={PATHS[name]}/slices", f"--output_dir={target}"))
     assert (work / target / "metadata.json").is_file()
     model = ("--checkpoint", tiny.checkpoint, "--data_dir", tiny.processed)
     done(door("extract", *model, f"--output={target}/cells.npz"))
     refused(door("extract", *model, f"--output={target}/cells.npz"), "exists")
     refused(door("train", f"--config={PATHS[name]}/nowhere.yaml"), "no such configuration file")
+
+
+def test_names_that_are_no_text_are_refused_for_what_goes_into_files_of_text(tiny, door, work):
+    odd = os.fsdecode(b"\xff\xfe")
+    try:
+        (work / "in" / odd).mkdir(parents=True)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    path = shutil.copy(tiny.slice, work / "in" / odd / "a.h5ad")
+    target = ("--output_dir", "out")
+    refused(door("preprocess", "--input_dir", work / "in", *target), "not UTF-8 text")
+    refused(door("preprocess", "--input_dir", tiny.slices, f"--output_dir={odd}"), "not UTF-8 text")
+    (work / f"{odd}.h5ad").symlink_to(path)
+    model = ("--checkpoint", tiny.checkpoint)
+    refused(door("sample", *model, "--input_data", work / f"{odd}.h5ad"), "not UTF-8 text")
+    refused(
+        door("extract", *model, "--data_dir", tiny.processed, f"--output={odd}/a.npz"), "--output"
+    )
 
 
 def test_relative_and_linked_folders_are_followed_for_reading(tiny, door, work):
