@@ -8,6 +8,7 @@ from alphastomics.attn_model import Model
 from alphastomics.attn_model.accounting import (
     account,
     active_parameters,
+    feed_forward_share,
     parameters_by_part,
     total_parameters,
 )
@@ -33,6 +34,13 @@ def test_a_cell_meets_k_of_the_experts_and_all_else():
     assert total_parameters(model) - active_parameters(model) == 2 * 3 * expert
     dense = Model(11, d_model=16, n_heads=2, n_layers=2)
     assert active_parameters(dense) == total_parameters(dense)
+
+
+def test_the_share_of_the_feed_forward_is_that_of_the_documented_counts():
+    size = {"d_model": 128, "n_heads": 2, "n_layers": 2, "d_ff": 256}
+    plain = LayerConfig(use_moe=True, num_experts=4, moe_top_k=2, time_gate_modulation=False)
+    assert feed_forward_share(Model(11, **size, settings=plain)) == 34_176 / 67_328
+    assert feed_forward_share(Model(11, **size)) == 1
 
 
 @pytest.mark.parametrize("settings", KINDS[:1] + KINDS[2:])
