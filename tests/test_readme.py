@@ -27,7 +27,7 @@ def five_lines(name: str) -> str:
 
 def test_both_readmes_show_the_same_five_lines():
     assert five_lines("README.md") == five_lines("README.zh-CN.md")
-    assert len(five_lines("README.md").splitlines()) == 5
+    assert len([line for line in five_lines("README.md").splitlines() if line]) == 5
 
 
 def shape_of(name: str) -> dict[str, list[str]]:
