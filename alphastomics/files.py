@@ -61,14 +61,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[None]:
-    """Create an output folder for this process alone; take an empty one away again on refusal."""
+    """Create an output folder for this process alone; one that stays empty is taken away again."""
     require_text_name(path.resolve())  # Arrow opens no other
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:
         with locked(path):
             yield
-    except (InputError, MemoryError):
+    except Exception:
         for folder in made:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()

@@ -164,7 +164,7 @@ def test_a_frame_that_cannot_be_gets_one_line(place: Path, tmp_path: Path, capsy
     (tmp_path / "few.csv").write_text("nobody,1,2\n")
     flags = {
         ("--landmarks", tmp_path / "few.csv"): "name no cell",
-        ("--landmarks", tmp_path / "none.csv"): "No such file",
+        ("--landmarks", tmp_path / "none.csv"): "no such file",
         ("--reference", tmp_path / "none.h5ad"): "no such file",
         ("--reference", tmp_path / "few.csv"): "expected an .h5ad",
     }
