@@ -3,11 +3,12 @@
     python docs/make_readme_picture.py DATA
 
 DATA is a folder with the seqFISH slices of benchmarks/reconstruction.py as h5ad files. On a CPU a
-smaller recipe does: --epochs 40 --set d_model=128 set_size=2048 batch_size=2048
+smaller recipe does: --epochs 40 --set d_model=128 n_heads=2 set_size=2048 batch_size=2048
 """
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def draw(cells: Any, path: Path) -> None:
 
 def main() -> None:
     """Read the command line, train, draw."""
+    # As the command line does, before torch is imported: threads that wait must not spin.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--epochs", type=int)
