@@ -8,7 +8,9 @@ two talk in lines of JSON.
 
 import atexit
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,12 +91,17 @@ class Guard:
 
 def serve() -> None:
     """Answer until the parent is gone: the child's whole life."""
+    # Ctrl-C goes to the parent too, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What libraries print must not get between the answers.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     for line in sys.stdin.buffer:
         act, task = json.loads(line)
-        answers.write(f"{json.dumps(answer_to(act, task))}\n".encode())
-        answers.flush()
+        try:
+            answers.write(f"{json.dumps(answer_to(act, task))}\n".encode())
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the parent was killed: nobody is left to hear a word
 
 
 def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:

@@ -1,5 +1,6 @@
 """Damaged files: refused in one line, without a crash or a standstill."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,3 +105,33 @@ def test_a_file_that_stops_or_kills_the_hdf5_library_is_refused(tmp_path, monkey
     monkeypatch.setattr("alphastomics.preprocessing.guard.GUARD", guard.Guard())
     source = write(tmp_path / "in", one=make_slice())
     refused(source, tmp_path / "out", "one.h5ad", f"makes the HDF5 library {word}")
+
+
+def test_the_child_of_a_parent_that_was_killed_ends_without_a_word():
+    child = subprocess.Popen(
+        [sys.executable, "-c", guard.CHILD.format(path=sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdout.close()
+    child.stdin.write(b'["walk", {"path": "nowhere.h5ad"}]\n')
+    child.stdin.close()
+    assert child.wait(60) == 0
+    assert child.stderr.read() == b""
+    child.stderr.close()
+
+
+def test_the_child_leaves_an_interruption_to_its_parent():
+    child = subprocess.Popen(
+        [sys.executable, "-c", guard.CHILD.format(path=sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdin.write(b'["walk", {"path": "nowhere.h5ad"}]\n')
+    child.stdin.flush()
+    assert b"no such file" in child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[1] == b""
+    assert child.returncode == 0
