@@ -46,8 +46,13 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def shell_lines(text: str) -> Iterator[list[str]]:
-    """Yield the words of every line of a shell, continued lines joined and comments dropped."""
-    for line in text.replace("\\\n", " ").splitlines():
+    """Yield the words of every line of a shell, continued lines joined and comments dropped.
+
+    Where lines begin with "$ ", these are the commands, and the others are what they printed.
+    """
+    lines = text.replace("\\\n", " ").splitlines()
+    typed = [line.strip() for line in lines if line.lstrip().startswith("$ ")]
+    for line in typed or lines:
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words:
             yield words

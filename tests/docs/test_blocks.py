@@ -179,6 +179,21 @@ def test_nothing_that_is_made_smaller_has_left_the_pages():
     assert [old for old in SMALLER if old not in everything] == []
 
 
+def test_a_block_is_read_with_its_line_and_its_reason():
+    page = "# T\n\n<!-- not run: no GPU -->\n```bash\nhf x\n```\n"
+    page += "\n<!-- not run: far -->\nword\n```\ny\n```\n"
+    marked, plain = page_blocks.blocks(page)
+    assert marked == page_blocks.Block("bash", "hf x\n", 5, "no GPU")
+    assert plain == page_blocks.Block("", "y\n", 11, None)
+
+
+def test_commands_are_told_from_what_they_printed():
+    shell = "a b \\\n  --c 'd e'  # why\n\n# alone\nf\n"
+    assert list(page_blocks.shell_lines(shell)) == [["a", "b", "--c", "d e"], ["f"]]
+    console = "$ a \\\n  b\nit isn't quoted\n$ c\n"
+    assert list(page_blocks.shell_lines(console)) == [["a", "b"], ["c"]]
+
+
 # Flags of other programs that the pages speak of.
 FOREIGN = {
     *("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
