@@ -76,7 +76,11 @@ def struck_and_run_again(
     return status != 0
 
 
-SHORT = [("preprocess", KILL, 0.9), ("train", TERM, 0.8)]
+SHORT = [
+    ("preprocess", KILL, 0.9),
+    # Three starts of torch; tests/diffusion_model/test_resume.py has the quick way to the same.
+    pytest.param("train", TERM, 0.8, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("name", "number", "share"), SHORT, ids=lambda value: str(value))
