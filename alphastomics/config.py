@@ -160,7 +160,7 @@ class DiffusionConfig(Section):
         0.5, "Joint training: share of the sets in which one of the modalities is given."
     )
     full_noise_share: float = share(
-        0.0, "Share of the training sets whose noised modalities are all noise, as at the start."
+        0.0, "Share of the training sets with a given modality whose other one is all noise."
     )
 
     @model_validator(mode="after")

@@ -16,8 +16,15 @@ SPLIT: dict[str, Any] = {"split_by": "slice", "train_ratio": 0.67, "val_ratio": 
 MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint")
 # Small enough for two cores and a few minutes; real work wants the defaults, and a GPU.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "model": {"d_model": 96, "n_heads": 4, "n_layers": 3},
-    "training": {"batch_size": 512, "max_epochs": 50, "learning_rate": 2.0e-3},
+    "model": {"d_model": 96, "n_heads": 4, "n_layers": 3, "smoothing_rounds": 2},
+    "diffusion": {"condition_share": 0.7, "full_noise_share": 0.9},
+    "training": {
+        "batch_size": 512,
+        "max_epochs": 100,
+        "learning_rate": 2.0e-3,
+        "early_stopping": False,
+    },
+    "loss": {"position": "aligned", "lambda_expression": 4.0},
     "data": {"loading": {"set_size": 256, "set_draw": "slice", "num_workers": 1}},
     "sampling": {"num_steps": 20, "num_samples": 4},
     "logging": {"exp_name": "run", "save_every_n_steps": 100},

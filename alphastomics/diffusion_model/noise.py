@@ -134,7 +134,8 @@ class NoiseModel:
         In `joint` training the sets fall into four kinds: the settings' `equal_time_share` has one
         time for both, `condition_share` has one modality given (either with equal chance), and the
         rest has two independent times. So one checkpoint serves all three modes. A
-        `full_noise_share` of the sets has what is noised at T, where every sample begins.
+        `full_noise_share` of the sets with a given modality has the other one at T, where every
+        sample begins and the point estimate is read off.
         """
         draw_device = device if generator is None else generator.device
         times = torch.randint(
@@ -154,8 +155,8 @@ class NoiseModel:
             times[:, 1].masked_fill_((kind >= middle) & (kind < given), 0)
         if self.settings.full_noise_share > 0:
             chance = torch.rand(num_sets, 1, generator=generator, device=draw_device)
-            full = (chance < self.settings.full_noise_share) & (times > 0)
-            times.masked_fill_(full, self.num_timesteps)
+            full = (chance < self.settings.full_noise_share) & (times == 0).any(1, keepdim=True)
+            times.masked_fill_(full & (times > 0), self.num_timesteps)
         return times.to(device)
 
     def network_time(self, t: Int[Tensor, "B 2"], dtype: torch.dtype) -> Float[Tensor, "B 2"]:

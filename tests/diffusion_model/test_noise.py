@@ -153,3 +153,13 @@ def test_noising_has_the_closed_form_mean_and_variance():
     assert float(noised.mean()) == pytest.approx(2 * float(alpha), abs=0.01)
     assert float(noised.std()) == pytest.approx(float(sigma), rel=0.01)
     assert torch.equal(NOISE.noised(clean, noise, torch.tensor([0]), 1.0), clean)
+
+
+def test_a_share_of_the_conditioned_sets_is_all_noise() -> None:
+    settings = DiffusionConfig(full_noise_share=0.6, condition_share=0.5)
+    times = NoiseModel(settings).draw_times(40_000, "joint", generator(), torch.device("cpu"))
+    given = (times == 0).any(1)
+    full = (times == settings.num_timesteps).any(1)
+    assert float(full[given].double().mean()) == pytest.approx(0.6, abs=0.02)
+    assert float(full[~given].double().mean()) < 0.01
+    assert bool((times[given] == 0).any(1).all())
