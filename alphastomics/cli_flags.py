@@ -204,7 +204,11 @@ COMMANDS = {
             CHECKPOINT,
             CONFIG,
             DATA_DIR,
-            BATCH_SIZE,
+            Flag(
+                "batch_size",
+                "sampling.max_set_size",
+                help="Cells in one network call at most; larger slices go in chunks.",
+            ),
             path_flag(
                 "input_data",
                 "Cells to score on, in place of the processed folder: .h5ad.",

@@ -87,7 +87,7 @@ CONTRACT = {
     | {
         "checkpoint": "required",
         "data_dir": "./processed",
-        "batch_size": "1024",
+        "batch_size": "65536",
         "output": None,
         "overwrite": "off",
     },
@@ -193,6 +193,7 @@ SAMPLE_VALUES = {
     "format": "h5",
     "num_experts": "8",
     "genes": "30",
+    "batch_size": "8",
     "val_ratio": "0.2",
     "train_ratio": "0.5",
 }
