@@ -258,6 +258,8 @@ for frugal in (False, True):
 def test_a_model_with_fused_experts_is_one_graph_and_equals_the_eager_one():
     # In a process of its own: the shape annotations that the tests check are no part of a graph.
     command = [sys.executable, "-c", ONE_GRAPH]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    # Beside the paths that are set: what the package needs may come from there.
+    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
