@@ -198,11 +198,14 @@ class ShardReader:
             expression = values.reshape(rows, genes)
         else:
             expression = self._sparse(batch, rows, genes)
+        places = batch["position"].flatten().to_numpy()
+        if len(places) != rows * 3:
+            raise KeyError("position does not hold 3 numbers per cell")
         missing = np.full(rows, -1, dtype=np.int32)
         typed = self.metadata.cell_types is not None
         whole = CellTable(
             expression,
-            batch["position"].flatten().to_numpy().reshape(rows, 3),
+            places.reshape(rows, 3),
             batch["cell_type"].to_numpy() if typed else missing,
             batch["slice_id"].to_numpy(),
             batch["cell_id"].to_numpy(),
