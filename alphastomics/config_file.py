@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from alphastomics.config import Config, LayerConfig, Section
 from alphastomics.config_message import choices, expectation, nearest_path
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, printable
 
 LAYER_SECTION = "TransformerLayer_setting"
 # Second name in the file -> the setting itself.
@@ -150,7 +150,7 @@ def _leaves(document: Mapping[Any, Any], source: str) -> Document:
 
     def walk(node: Mapping[Any, Any], prefix: str) -> None:
         for key, value in node.items():
-            path = f"{prefix}{key}"
+            path = f"{prefix}{printable(str(key))}"
             if path in known:
                 leaves[path] = value
             elif path not in sections:
@@ -173,7 +173,7 @@ def _first_leaf(path: str, value: object) -> str:
         if not (isinstance(value, Mapping) and value):
             break
         key, value = next(iter(value.items()))
-        path = f"{path}.{key}"
+        path = f"{path}.{printable(str(key))}"
     return path
 
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from alphastomics.cli import Call, parse_arguments
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, printable
 
 DONE, FAILED, MISTAKE, INTERRUPTED, STOPPED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "ALPHASTOMICS_DEBUG"
@@ -101,11 +101,6 @@ def say(message: str, status: int, *, show_traceback: bool = False) -> int:
         traceback.print_exc()
     sys.stderr.write(f"alphastomics: {printable(' '.join(message.split()))}\n")
     return status
-
-
-def printable(text: str) -> str:
-    """Spell out letters that a terminal would act on: names come from anywhere."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def writable(text: str) -> str:

@@ -142,7 +142,7 @@ class ShardReader:
                 self._footers[piece.shard] = file.metadata
                 table = file.read_row_group(piece.group, self._columns, use_threads=False)
             return self._cells(table, record, piece)
-        except (pa.ArrowException, OSError, KeyError, IndexError) as error:
+        except (pa.ArrowException, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
             said = " ".join(str(error).split())[:150]
             where = self.folder.name_of(record.file)
             raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from error
