@@ -256,7 +256,7 @@ def fused_mixture(
     """Route every real cell to its experts and mix their results; see `MixtureOfExperts`."""
     num_sets, num_cells, _ = cells.shape
     x = rearrange(cells, "b n d -> (b n) d").contiguous()
-    mask = None if node_mask is None else node_mask.flatten().view(torch.uint8)
+    mask = None if node_mask is None else node_mask.flatten().to(torch.uint8)
     draw = None
     if experts.noise is not None:
         draw = torch.randn(len(x), len(experts.router), device=x.device)

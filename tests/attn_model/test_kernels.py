@@ -5,9 +5,6 @@ Where there is no GPU, Triton's interpreter runs the same kernels on the CPU, sl
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ import torch
 from alphastomics.attn_model import MixtureOfExperts
 from alphastomics.attn_model.dispatch import plan_dispatch
 from alphastomics.attn_model.gated_attention import gated
+from tests.attn_model.alone import run_alone
 
 pytestmark = pytest.mark.gpu
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -256,10 +254,4 @@ for frugal in (False, True):
 
 @pytest.mark.skipif(INTERPRETED, reason="inductor compiles these for a GPU alone")
 def test_a_model_with_fused_experts_is_one_graph_and_equals_the_eager_one():
-    # In a process of its own: the shape annotations that the tests check are no part of a graph.
-    command = [sys.executable, "-c", ONE_GRAPH]
-    # Beside the paths that are set: what the package needs may come from there.
-    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_alone(ONE_GRAPH)
