@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,11 @@ def case_compiled_right(bench: Bench, *, half: bool, **settings: Any) -> Result:
     return {"error": error, "bound": bound, "right": error < bound}
 
 
+def case_growing(bench: Bench, cells: int) -> Result:
+    """Time a step of one set: exact attention, layers computed twice to save memory."""
+    return case_step(bench, 1, cells, repeats=3, warm_up=1, activation_checkpointing=True)
+
+
 def gpu_cases() -> dict[str, Callable[[Bench], Result]]:
     """List what an H200 is asked, the cheap and the weighty first."""
     return {
@@ -186,13 +192,14 @@ def gpu_cases() -> dict[str, Callable[[Bench], Result]]:
         "step 8x1024 eager": lambda b: case_step(b, 8, 1024, repeats=20),
         "step 8x1024 eager 1/4 padded": lambda b: case_step(b, 8, 1024, repeats=20, padded=0.25),
         "step 1x65536 eager": lambda b: case_step(b, 1, 65536, repeats=3, warm_up=1),
-        "step 1x65536 checkpointed": lambda b: case_step(
-            b, 1, 65536, repeats=3, warm_up=1, activation_checkpointing=True
-        ),
         "step 1x32768 1/4 padded": lambda b: case_step(b, 1, 32768, repeats=3, padded=0.25),
         "step 1x65536 linear": lambda b: case_step(
             b, 1, 65536, repeats=3, warm_up=1, attention="linear"
         ),
+        **{
+            f"step 1x{cells} growing": partial(case_growing, cells=cells)
+            for cells in (4096, 16384, 65536, 131072, 262144)
+        },
         "gating 1x16000 eager": lambda b: case_gating(b, 1, 16000, repeats=10),
         "gating 1x16000 compiled": lambda b: case_gating(b, 1, 16000, repeats=10, compiled=True),
         **moe_cases(65536),
