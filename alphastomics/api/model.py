@@ -7,6 +7,7 @@ and seed decide the result, and not the door.
 import random
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -179,7 +180,13 @@ class AlphaSTomics(TrainedVerbs):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._preprocess(overwrite=overwrite)
         request = Request("last" if resume else None, overwrite or self._is_own_folder)
-        with calling(self._folder / "processed", "adata"), untouched_randomness():
+        with (
+            calling(self._folder / "processed", "adata"),
+            untouched_randomness(),
+            warnings.catch_warnings(),
+        ):
+            # Lightning 2.6 meets torch 2.13: its own business, and not a notebook's.
+            warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             try:
                 summary = train(self.config, request)
             except SystemExit as stop:

@@ -131,7 +131,9 @@ def load_plain(path: Path, kind: str) -> Any:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint to the CPU and check its seal, or say what is wrong with it."""
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; give a checkpoint file such as last.ckpt")
+        inside = [path / "checkpoints/last.ckpt", path / "last.ckpt"]
+        here = next((name for name in inside if name.is_file()), "a checkpoint file like last.ckpt")
+        raise InputError(f"{path}: is a folder, and of no model; give {here}")
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     content = load_plain(path, "a checkpoint of AlphaSTomics")

@@ -37,6 +37,12 @@ logger = logging.getLogger(__name__)
 # What a module that was not trained by `train` is taken to have seen.
 DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
 
+# joint is the default: whoever forgets the mode would take new places for those of the cells.
+ONLY_THE_NUMBER = (
+    "sample joint: of %s only the number of cells counts; place its cells with "
+    "--sample_mode expr_to_pos"
+)
+
 MOST_NEW_CELLS = 10**9  # made in one go, in memory
 
 
@@ -63,9 +69,9 @@ def read_cells(
         return read_processed(path, genes, split)
     if path.suffix == ".pt":
         return read_pt(path, len(genes))
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder, seen from the working folder")
     if path.suffix in (".h5ad", ".zarr"):
-        if not path.exists():
-            raise InputError(f"{path}: no such file")
         return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
@@ -113,6 +119,8 @@ def sample(
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data)
+    if mode == "joint" and input_data is not None:
+        logger.info(ONLY_THE_NUMBER, input_data)
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
     if input_data is None:
         cells, made = as_tissue(cells, made)
@@ -180,7 +188,10 @@ def blank_of(num_cells: int | None, num_slices: int | None) -> Blank | None:
 
 def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> None:
     """Refuse a call that does not say what to generate for, or says it twice."""
-    if (input_data is None) == (blank is None):
+    if input_data is None and blank is None:
+        new = ", or --num_cells to make new tissue" if mode == "joint" else ""
+        raise InputError(f"sample: {mode} needs cells: give --input_data{new}")
+    if input_data is not None and blank is not None:
         raise InputError("sample: give --input_data, or --num_cells to make new tissue, not both")
     if blank is not None and mode != "joint":
         raise InputError(f"--num_cells: makes new tissue, --sample_mode joint; {mode} needs input")

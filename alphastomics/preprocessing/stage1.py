@@ -25,8 +25,10 @@ from alphastomics.preprocessing.parts import read_arrays, write_arrays
 from alphastomics.preprocessing.survey import (
     Survey,
     SurveyTask,
+    columns_of,
     digest_of,
     find_inputs,
+    is_generated,
     size_of,
 )
 from alphastomics.preprocessing.tasks import Crew
@@ -132,6 +134,7 @@ def _look(
     with track("stage 1, survey", len(tasks), "files") as advance:
         surveys = crew.run(guarded_survey, tasks, lambda _: advance(1))
     _check_cell_types(options, surveys)
+    _point_out_generated(surveys)
     genes = gene_names.union_of(survey.genes for survey in surveys)
     gene_names.hint_at_case(genes)
     if gene_list_file is not None:
@@ -146,8 +149,8 @@ def _check_cell_types(options: PreprocessingConfig, surveys: list[Survey]) -> No
     lacking = [survey.path for survey in surveys if survey.cell_types is None]
     if key is not None and len(lacking) == len(surveys):
         raise InputError(
-            f"{lacking[0]}: obs[{key!r}] is missing, in this and every other file: check "
-            "--cell_type_key"
+            f"{lacking[0]}: obs[{key!r}] is missing, in this and every other file (columns of obs: "
+            f"{', '.join(columns_of(lacking[0])) or 'none'}): check --cell_type_key"
         )
     if key is not None and lacking:
         logger.warning(
@@ -155,6 +158,18 @@ def _check_cell_types(options: PreprocessingConfig, surveys: list[Survey]) -> No
             len(lacking),
             key,
             lacking[0],
+        )
+
+
+def _point_out_generated(surveys: list[Survey]) -> None:
+    """Name what `sample` wrote: by default it lies beside its input, among the slices."""
+    made = [survey.path for survey in surveys if is_generated(survey.path)]
+    if made:
+        logger.warning(
+            "%d files were written by `alphastomics sample` (first %s): their cells are taken like "
+            "those of any slice; move them away if that is not meant",
+            len(made),
+            made[0],
         )
 
 

@@ -114,6 +114,18 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def columns_of(path: Path) -> list[str]:
+    """List the columns of obs."""
+    with opened(path) as root:
+        return sorted(Frame(path, root, "obs").columns)
+
+
+def is_generated(path: Path) -> bool:
+    """Tell whether `alphastomics sample` wrote a file."""
+    with opened(path) as root:
+        return "uns/alphastomics/mode" in root
+
+
 def survey_file(task: SurveyTask) -> Survey:
     """Look at one file and check everything but the values of X."""
     with opened(task.path) as root:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import warnings
 from pathlib import Path
 
 import anndata
@@ -309,3 +310,10 @@ def test_the_library_says_nothing_by_itself(model, slices, capsys):
     logging.getLogger("alphastomics").setLevel(logging.WARNING)
     model.predict_positions(slices[0])
     assert capsys.readouterr() == ("", "")
+
+
+def test_training_in_a_notebook_warns_of_nothing_that_is_not_the_users(slices, tmp_path):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        AlphaSTomics(slices, TINY, folder=tmp_path).train(max_epochs=1)
+    assert [str(warning.message) for warning in heard] == []
