@@ -13,6 +13,9 @@ from alphastomics.config_section import (
     text,
 )
 
+LARGEST_SPACING = 1e12  # the z of millions of slices, squared, is still a number
+MOST_SLICES = 1_000_000  # of a synthetic tissue: each is a file
+
 
 def refuse_normalized_positions(value: object) -> object:
     """Say why the one documented value of `normalize_position` is false."""
@@ -39,7 +42,7 @@ class PreprocessingConfig(Section):
         False, description="The coordinates have three columns, in one common frame."
     )
     z_spacing: float = Field(
-        10.0, gt=0, description="For 2D slices: slice i gets z = i x z_spacing."
+        10.0, gt=0, le=LARGEST_SPACING, description="For 2D slices: slice i gets z = i x z_spacing."
     )
     cell_type_key: str | None = text(None, "Column of obs that holds the cell types.")
     train_ratio: float = share(0.8, "Share of cells (or slices) for training.")
@@ -98,7 +101,7 @@ class SimulationConfig(Section):
     """The synthetic tissue."""
 
     cells: int = count(2000, "Cells in each slice.")
-    slices: int = count(4, "Slices cut from the body.")
+    slices: int = Field(4, ge=1, le=MOST_SLICES, description="Slices cut from the body.")
     genes: int = Field(
         200, ge=20, le=LARGEST_COUNT, description="Genes of the whole panel; at least 20."
     )

@@ -25,7 +25,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.extract import Request, embedding, require_place, stored, summary
 from alphastomics.extract_files import write_obsm
-from alphastomics.files import replacing
+from alphastomics.files import replacing, require_file
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
 from alphastomics.preprocessing.guard import guarded
@@ -123,8 +123,7 @@ def chosen_output(settings: ExtractConfig, path: Path, given: frozenset[str]) ->
     """Return the output file: the one named, or one beside the input; it is an .h5ad."""
     if path.suffix != ".h5ad":
         raise InputError(f"{path}: expected an .h5ad file for --input_data")
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    require_file(path)
     default = ExtractConfig()
     named = "output" in given or settings.output != default.output
     output = Path(settings.output) if named else path.with_name(f"{path.stem}_embedded.h5ad")

@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -18,6 +20,7 @@ from alphastomics.cli import Call, parse_arguments
 from alphastomics.errors import InputError, printable
 
 DONE, FAILED, MISTAKE, INTERRUPTED, STOPPED = 0, 1, 2, 130, 143
+STDOUT, STDERR = 1, 2
 DEBUG_VARIABLE = "ALPHASTOMICS_DEBUG"
 # A full disk, a quota, a read-only file system: the caller's to mend, not ours.
 ERRNO_OF_CALLER = {
@@ -40,13 +43,16 @@ NO_MEMORY = (
     "not enough memory for this: ask for fewer or smaller things (cells, genes, --batch_size, "
     "model.d_model), or use a larger machine"
 )
-# How torch says it, on a CPU and on a GPU; the door knows no torch.
-TORCH_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA out of memory")
+# How torch says it, on a CPU and on a GPU, and the loader of libraries; the door knows no torch.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA out of memory", "failed to map segment")
+# Launchers set them; our libraries take them for numbers when they are imported.
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    fill_standard_streams()
     return answer(lambda: run(parse_arguments(argv)), verbose="--verbose" in argv)
 
 
@@ -82,7 +88,7 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
     except MemoryError as error:
         return say(f"{NO_MEMORY} ({error})", MISTAKE, show_traceback=verbose)
     except Exception as error:  # noqa: BLE001 - the door: whatever comes becomes a status
-        if any(words in str(error) for words in TORCH_OUT_OF_MEMORY):
+        if any(words in str(error) for words in OUT_OF_MEMORY):
             return say(f"{NO_MEMORY} ({error})", MISTAKE, show_traceback=verbose)
         return say(f"{type(error).__name__}: {error}", FAILED, show_traceback=True)
     return DONE
@@ -90,9 +96,34 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
 
 def run(call: Call) -> str | None:
     """Import the command's code, and nothing else's, and run it."""
+    require_sound_surroundings()
     from alphastomics.commands import RUNNERS
 
     return RUNNERS[call.command](call)
+
+
+def require_sound_surroundings() -> None:
+    """Refuse what libraries would stumble over while they are imported."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise InputError("the working folder was deleted: change to another one") from error
+    for name in LAUNCHER_VARIABLES:
+        value = os.environ.get(name, "0")
+        if not value.isdecimal():
+            raise InputError(
+                f"the environment variable {name} is {value!r}, where a launcher (torchrun, SLURM) "
+                "sets a whole number: unset it"
+            )
+
+
+def fill_standard_streams() -> None:
+    """Open what was closed (`>&-`): the next file would get its number, and take others' words."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)  # noqa: FBT003 (it takes no other)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w")
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w")
 
 
 def say(message: str, status: int, *, show_traceback: bool = False) -> int:
@@ -126,6 +157,8 @@ def configure_logging(*, verbose: bool) -> None:
     logging.getLogger("alphastomics").setLevel(logging.DEBUG if verbose else logging.INFO)
     # Other packages' deprecation notes are for developers, not for users of the command line.
     logging.captureWarnings(capture=True)
+    # Lightning 2.6 meets torch 2.13: even who has warnings raised (PYTHONWARNINGS) can train.
+    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
     logging.getLogger("py.warnings").setLevel(logging.WARNING if verbose else logging.ERROR)
 
 

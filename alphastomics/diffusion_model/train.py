@@ -280,7 +280,12 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     ]
     checkpoint = resume_path(request, folder)
     logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
-    trainer = make_trainer(config, folder, callbacks, csv_log)
+    try:
+        trainer = make_trainer(config, folder, callbacks, csv_log)
+    except RuntimeError as error:
+        if "SLURM" not in str(error):
+            raise
+        raise InputError(f"train: this SLURM job is not set up for it: {error}") from error
     stand_back(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):

@@ -203,7 +203,8 @@ def test(
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
     module, genes = load_for_use(checkpoint)
     cells = read_cells(input_data, module, genes, config, split)
-    known = read_processed(input_data, genes, "train") if input_data.is_dir() else None
+    is_processed = input_data.is_dir() and input_data.suffix != ".zarr"
+    known = read_processed(input_data, genes, "train") if is_processed else None
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     write_text(target, json.dumps(scores, indent=2) + "\n")

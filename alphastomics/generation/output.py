@@ -1,7 +1,7 @@
 """Writing what was generated: into a copy of the input's h5ad, or as tensors; never half."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
     """Refuse an output that is there already, and one whose folder is not."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; choose another --output")
     if path.exists() and not overwrite:
         raise InputError(f"{path}: exists already; choose another --output, or add --overwrite")
     if not path.parent.is_dir():
@@ -63,7 +65,26 @@ def read_original(source: Path | None) -> Any | None:
     import anndata
 
     with reading(source, "the whole of it"):
-        return anndata.read_h5ad(source)
+        data = anndata.read_h5ad(source)
+    require_writable(source, data.uns)
+    return data
+
+
+def require_writable(source: Path, uns: Mapping[str, Any]) -> None:
+    """Refuse what anndata reads and cannot write: other programs put such things into uns."""
+    import h5py
+    from anndata.io import write_elem
+
+    for key, value in uns.items():
+        try:
+            with h5py.File(io.BytesIO(), "w") as scratch:
+                write_elem(scratch, "uns", {key: value})
+        except Exception as error:  # anndata's own kind has no public name
+            kind = type(value).__name__
+            raise InputError(
+                f"{source}: uns[{key!r}] ({kind}) cannot be written to a copy; remove it, or give "
+                "an --output that ends in .pt"
+            ) from error
 
 
 def write_h5ad(

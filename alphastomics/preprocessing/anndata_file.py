@@ -325,12 +325,20 @@ class Positions:
             )
         return int(shape[1])
 
+    def _numbers(self, name: str) -> Any:
+        if is_group(self.element[name]):  # categories, or numbers some of which may be missing
+            raise InputError(
+                f"{self.path}: {self.field}[{name!r}] is not a plain column of numbers: store "
+                "float32 without missing values"
+            )
+        return self.element[name]
+
     def rows(self, start: int, stop: int) -> Float32[np.ndarray, "N C"]:
         """Read the coordinates of some rows as float32; NaN and infinity are refused."""
         with reading(self.path, self.field):
             if is_group(self.element):
                 order = [str(name) for name in attribute(self.element, "column-order")]
-                columns = [np.asarray(self.element[name][start:stop]) for name in order]
+                columns = [self._numbers(name)[start:stop] for name in order]
                 values = np.stack(columns, axis=1)
             else:
                 values = np.asarray(self.element[start:stop])

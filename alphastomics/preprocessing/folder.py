@@ -1,5 +1,7 @@
 """A processed folder, here or on the Hub: its place enters, files and metadata leave."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,37 +66,47 @@ class DataFolder:
 
     def read_bytes(self, file: str) -> bytes:
         """Read a whole file."""
-        try:
+        with self._reaching(file):
             if self.local is not None:
                 return (self.local / file).read_bytes()
             return bytes(self._remote.cat_file(f"{self._root}/{file}"))
-        except OSError as error:
-            raise self._unreadable(file, error) from error
 
     def open(self, file: str) -> pa.NativeFile:
         """Open a file for reading here and there in it."""
-        try:
+        with self._reaching(file):
             if self.local is not None:
                 return pa.OSFile(str(self.local / file))
             return pa.PythonFile(self._remote.open(f"{self._root}/{file}", "rb"), mode="r")
-        except OSError as error:
-            raise self._unreadable(file, error) from error
 
     def size_of(self, file: str) -> int:
         """Return the size of a file in bytes."""
-        try:
+        with self._reaching(file):
             if self.local is not None:
                 return (self.local / file).stat().st_size
             return int(self._remote.size(f"{self._root}/{file}"))
-        except OSError as error:
-            raise self._unreadable(file, error) from error
 
     def digest_of(self, file: str) -> str | None:
         """Return the sha256 of a file; None far away, where it would be read for that alone."""
-        try:
+        with self._reaching(file):
             return None if self.local is None else sha256_of(self.local / file)
+
+    @contextmanager
+    def _reaching(self, file: str) -> Iterator[None]:
+        """Turn what goes wrong on the way to a file into one line."""
+        try:
+            yield
         except OSError as error:
             raise self._unreadable(file, error) from error
+        except Exception as error:  # every library of a far place has errors of its own
+            if self.local is not None:
+                raise
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            # A reply's own words may quote a signed address.
+            said = " ".join(str(error).split())[:200] if status is None else f"status {status}"
+            raise InputError(
+                f"{self.where}: there is no such folder here, and {self.name_of(file)} cannot be "
+                f"read from afar ({said}): check the name and the network"
+            ) from error
 
     def _unreadable(self, file: str, error: OSError) -> InputError:
         if not isinstance(error, FileNotFoundError):

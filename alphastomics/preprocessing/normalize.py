@@ -31,8 +31,14 @@ def log_normalized(counts: csr_array) -> csr_array:
     """Bring each cell to a total of 1e4 and take log(1 + x); a cell without counts stays zero."""
     total = counts.sum(axis=1, dtype=np.float64)
     divisor = np.where(total == 0, 1, total / TARGET_SUM)
-    per_entry = np.repeat(divisor.astype(np.float32), np.diff(counts.indptr))
-    return with_values(counts, np.log1p(counts.data / per_entry))
+    sizes = np.diff(counts.indptr)
+    with np.errstate(divide="ignore", over="ignore"):
+        values = counts.data / np.repeat(divisor.astype(np.float32), sizes)
+    tiny = divisor < np.finfo(np.float32).tiny
+    if tiny.any():  # as float32 they have few digits, or are 0
+        entries = np.repeat(tiny, sizes)
+        values[entries] = counts.data[entries] / np.repeat(divisor, sizes)[entries]
+    return with_values(counts, np.log1p(values))
 
 
 def with_values(pattern: csr_array, values: np.ndarray) -> csr_array:

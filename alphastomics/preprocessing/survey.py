@@ -4,6 +4,7 @@ All that can be checked without reading X is checked here, before anything is wr
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,9 +203,12 @@ def slice_names(obs: Frame, cells: int) -> tuple[str, ...]:
     names = _names_that_occur(obs, SLICE_KEY, cells)
     assert names is not None
     try:
-        return tuple(sorted(names, key=float))
+        numbers = {name: float(name) for name in names}
     except ValueError:
         return tuple(sorted(names))
+    # "nan" is read as a number, too, and has no place among them.
+    ordered = all(map(math.isfinite, numbers.values()))
+    return tuple(sorted(names, key=numbers.__getitem__ if ordered else None))
 
 
 def slice_codes(

@@ -1,5 +1,8 @@
 """AnnData files of every odd structure, given to the commands that read slices."""
 
+import gzip
+import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +46,11 @@ def spoilt(array: np.ndarray, value: float) -> np.ndarray:
     array = array.astype(np.float64)
     array[3, 1] = value
     return array
+
+
+def table(position: np.ndarray, first: object) -> pd.DataFrame:
+    names = [f"slice_0_{number}" for number in range(len(position))]
+    return pd.DataFrame({"x": first, "y": position[:, 1]}, index=names)
 
 
 def rename(axis: str, names: Callable[[int], list[str]]) -> Change:
@@ -90,6 +98,13 @@ BAD = {
     "complex X": put_x(lambda x: x.astype(complex)),
     "duplicated genes": rename("var", lambda n: ["same"] * n),
     "no shared gene": rename("var", lambda n: [f"other{i}" for i in range(n)]),
+    "positions as a table of categories": put_position(
+        lambda p: table(p, pd.Categorical(["1"] * len(p)))
+    ),
+    "positions as a table with gaps": put_position(
+        lambda p: table(p, pd.array([None] + [1] * (len(p) - 1), dtype="Int64"))
+    ),
+    "positions as a table of words": put_position(lambda p: table(p, ["left"] * len(p))),
     "NaN slice": put_obs("slice_id", lambda n: pd.Categorical([None] + ["a"] * (n - 1))),
 }
 FINE = {
@@ -110,6 +125,23 @@ FINE = {
     "all cells on a line": put_position(lambda p: p * [1, 0]),
     "huge positions": put_position(lambda p: p * 1e30),
     "tiny positions": put_position(lambda p: p * 1e-30),
+    "positions at the end of int64": put_position(
+        lambda p: np.full(p.shape, 2**63 - 1, dtype=np.int64)
+    ),
+    "truths for positions": put_position(lambda p: p > 0),
+    "half precision positions": put_position(lambda p: (p * 1e-3).astype(np.float16)),
+    "counts next to nothing": put_x(lambda x: np.where(x > 0, 1e-45, -0.0).astype(np.float32)),
+    "genes that differ in case": lambda data: setattr(
+        data, "var_names", [*data.var_names[:-2], "abc", "ABC"]
+    ),
+    "a gene without a name": lambda data: setattr(data, "var_names", ["", *data.var_names[1:]]),
+    "earlier results of another shape": lambda data: (
+        data.obsm.__setitem__("spatial_pred", np.zeros((data.n_obs, 7))),
+        data.uns.__setitem__("alphastomics", 3),
+    ),
+    "slices called nan and inf": put_obs(
+        "slice_id", lambda n: pd.Categorical(["nan", "inf", "1", "-inf"] * (n // 4))
+    ),
     "duplicated cells": rename("obs", lambda n: ["same"] * n),
     "cells without letters": rename("obs", lambda n: [" " * i for i in range(n)]),
     "strings for slices": put_obs("slice_id", lambda n: [str(i % 2) for i in range(n)]),
@@ -135,6 +167,26 @@ PATCHES: dict[str, Patch] = {
     "index gone": lambda f: f["obs"].__delitem__("_index"),
     "index named otherwise": lambda f: f["obs"].attrs.__setitem__("_index", "nowhere"),
     "index of numbers in its name": lambda f: f["obs"].attrs.__setitem__("_index", 7),
+    "X of records": lambda f: (
+        f.__delitem__("X"),
+        f.create_dataset("X", data=np.zeros((40, 20), dtype=[("a", "f4")])),
+    ),
+    "X of references": lambda f: (
+        f.__delitem__("X"),
+        f.create_dataset("X", data=f["obs"].ref, dtype=h5py.ref_dtype),
+    ),
+    "X wider than var": lambda f: (
+        f.__delitem__("X"),
+        f.create_dataset("X", data=np.zeros((40, 21), np.float32)),
+    ),
+    "obs as before 2019": lambda f: (
+        f.__delitem__("obs"),
+        f.create_dataset("obs", data=np.zeros(40, dtype=[("index", "S5"), ("n", "f4")])),
+    ),
+    "indices beyond int64": lambda f: (
+        f["X"].__delitem__("indices"),
+        f["X"].create_dataset("indices", data=np.full(len(f["X/data"]), 2**63, np.uint64)),
+    ),
     "X gone": lambda f: f.__delitem__("X"),
     "X of words": lambda f: (f.__delitem__("X"), f.create_dataset("X", data=[[b"a"]])),
     "X a number": lambda f: (f.__delitem__("X"), f.create_dataset("X", data=3.0)),
@@ -280,3 +332,67 @@ def test_compressed_content_that_is_damaged_is_refused(command, tiny, door, work
     content[middle : middle + 16] = bytes(16)
     path.write_bytes(content)
     refused(door(*ways(tiny, path)[command]), "odd.h5ad")
+
+
+UNCOPIED: dict[str, Patch] = {
+    "bytes without meaning in uns": lambda f: f["uns"].create_dataset("odd", data=np.void(b"abc")),
+    "nothing at all in uns": lambda f: f["uns"].create_dataset("odd", data=h5py.Empty("f4")),
+    "uns an array": lambda f: (f.__delitem__("uns"), f.create_dataset("uns", data=[1, 2])),
+    "a layer of another shape": lambda f: f["layers"].create_dataset("odd", data=np.zeros((3, 5))),
+    "obsm of other cells": lambda f: f["obsm"].create_dataset("odd", data=np.zeros((7, 5))),
+    "obsp of other cells": lambda f: f["obsp"].create_dataset("odd", data=np.zeros((3, 3))),
+    "a column that is not there": lambda f: f["obs"].attrs.__setitem__("column-order", ["odd"]),
+}
+
+
+@pytest.mark.parametrize("name", UNCOPIED)
+def test_what_cannot_be_copied_is_refused_before_the_work(name, tiny, door, work):
+    path = spoil(tiny, work / "in", None, UNCOPIED[name])
+    outcome = door(*ways(tiny, path)["sample"])
+    refused(outcome, "odd.h5ad")
+    assert "network calls" not in outcome.err
+    done(door(*ways(tiny, path)["preprocess"]))
+
+
+@pytest.mark.parametrize("kind", ["gzip", "a Zarr store", "a folder of slices", "10x"])
+def test_another_thing_with_the_name_of_an_h5ad_is_refused(kind, tiny, door, work):
+    (work / "in").mkdir()
+    path = work / "in/odd.h5ad"
+    if kind == "gzip":
+        path.write_bytes(gzip.compress(tiny.slice.read_bytes()))
+    elif kind == "a Zarr store":
+        write_zarr(tiny.slice, path)
+    elif kind == "a folder of slices":
+        shutil.copytree(tiny.slices, path)
+    else:
+        with h5py.File(path, "w") as file:
+            file["matrix/barcodes"] = [b"a"]
+    for argv in ways(tiny, path).values():
+        refused(door(*argv), "odd.h5ad")
+
+
+def write_zarr(source: Path, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        anndata.read_h5ad(source).write_zarr(path)
+
+
+def test_a_zarr_store_is_placed_and_scored_like_a_file(tiny, door, work):
+    write_zarr(tiny.slice, work / "cells.zarr")
+    model = ["--checkpoint", tiny.checkpoint, "--config", tiny.config]
+    done(door("sample", *model, "--input_data", work / "cells.zarr", "--output", "made.h5ad"))
+    rest = ["--output", "scores.json", "--no_report"]
+    done(door("test", *model, "--input_data", work / "cells.zarr", *rest))
+
+
+def test_slices_have_one_order_even_when_one_is_called_nan(tiny, door, work):
+    orders = []
+    for number, categories in enumerate([["nan", "2", "1"], ["1", "nan", "2"]]):
+        change = put_obs(
+            "slice_id", lambda n, c=categories: pd.Categorical(["1", "nan", "2"] * 13 + ["1"], c)
+        )
+        path = spoil(tiny, work / f"in{number}", change, None)
+        done(door("preprocess", "--input_dir", path.parent, "--output_dir", f"out{number}"))
+        metadata = json.loads((work / f"out{number}/metadata.json").read_text())
+        orders.append([one["name"] for one in metadata["slices"]])
+    assert orders[0] == orders[1] == ["1", "2", "nan"]
