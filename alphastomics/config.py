@@ -159,6 +159,10 @@ class DiffusionConfig(Section):
     condition_share: float = share(
         0.5, "Joint training: share of the sets in which one of the modalities is given."
     )
+    position_frame: Literal["predicted", "random"] = Field(
+        "predicted",
+        description="Frame of noisy positions beside given expression: the network's own, or any.",
+    )
     full_noise_share: float = share(
         0.0, "Share of the training sets with a given modality whose other one is all noise."
     )

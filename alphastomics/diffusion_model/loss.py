@@ -40,6 +40,7 @@ class Entries(NamedTuple):
 
     `noised` (B, 2) says for each set whether its expression and its position were noised: a
     modality that is given needs no prediction. `hidden_*` are the entries of masked diffusion.
+    `framed` (B) sets know their frame, and are asked for places in it.
     """
 
     node_mask: Tensor
@@ -47,6 +48,7 @@ class Entries(NamedTuple):
     noised: Tensor | None = None
     hidden_expression: Tensor | None = None
     hidden_position: Tensor | None = None
+    framed: Tensor | None = None
 
 
 def squared_error(
@@ -70,12 +72,16 @@ def aligned_loss(
     node_mask: Bool[Tensor, "B N"],
     *,
     reflection: bool,
+    framed: Bool[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over real cells of the squared distance to the truth, turned onto the prediction.
 
-    The rotation is the best one, so that its own derivative adds nothing to the gradient.
+    The rotation is the best one, so that its own derivative adds nothing to the gradient. `framed`
+    sets are not turned: noisy positions tell in which frame to answer.
     """
     target = aligned(true, predicted, node_mask, reflection=reflection)
+    if framed is not None:
+        target = torch.where(framed[:, None, None], centered(true, node_mask), target)
     error = (centered(predicted, node_mask) - target).square().sum(-1)
     return mean_over(error, node_mask)
 
@@ -152,7 +158,11 @@ class DualModalLoss(nn.Module):
             term = term + distance_loss(predicted.position, true.position, real)
         if self.position_loss in ("aligned", "both"):
             term = term + aligned_loss(
-                predicted.position, true.position, real, reflection=self.reflection
+                predicted.position,
+                true.position,
+                real,
+                reflection=self.reflection,
+                framed=entries.framed,
             )
         return term
 

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.config import Config
 from alphastomics.config_file import as_config
+from alphastomics.diffusion_model.alignment import best_rotation
 from alphastomics.diffusion_model.average import average_decay, update_average
 from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
 from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, LossTerms
+from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.noise import NoiseModel, centered
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
@@ -36,6 +38,38 @@ class Scored(NamedTuple):
     terms: LossTerms
     prediction: Prediction
     node_mask: Tensor
+
+
+class Seen(NamedTuple):
+    """What the network sees of a batch, but for the noisy positions."""
+
+    expression: Tensor
+    node_mask: Tensor
+    gene_mask: Tensor
+    hidden: Hidden
+    times: Tensor
+
+    def rows(self, chosen: Bool[Tensor, " B"], *, time: float) -> "Seen":
+        """Return some of the sets, with their positions at another time."""
+        hidden = Hidden(*(None if mask is None else mask[chosen] for mask in self.hidden))
+        times = self.times[chosen].clone()
+        times[:, 1] = time
+        return Seen(
+            self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
+        )
+
+    def through(self, model: Model, position: Tensor, smoothed: Tensor | None) -> Prediction:
+        """Call the network."""
+        return model(
+            self.expression,
+            position,
+            self.times,
+            self.node_mask,
+            gene_mask=self.gene_mask,
+            expression_hidden=self.hidden.expression,
+            position_hidden=self.hidden.position,
+            smoothed=smoothed,
+        )
 
 
 class AlphaSTomicsModule(pl.LightningModule):
@@ -106,34 +140,80 @@ class AlphaSTomicsModule(pl.LightningModule):
 
     def score(self, batch: DataHolder, draws: Draws) -> Scored:
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the way of a batch."""
-        settings = self.config.diffusion
-        true = Cells(batch.expression, self.inner_positions(batch, draws.turn))
-        times = draws.times
-        noised_expression = self.noise_model.noised(
-            true.expression, draws.expression, times[:, 0], settings.nu_expression
+        settings, times = self.config.diffusion, draws.times
+        seen = Seen(
+            self.noise_model.noised(
+                batch.expression, draws.expression, times[:, 0], settings.nu_expression
+            ),
+            batch.node_mask,
+            batch.gene_mask,
+            draws.hidden,
+            self.noise_model.network_time(times, batch.expression.dtype),
         )
+        again = self.smoothed(seen)
+        turn = self.turn_of(batch, draws, seen, again)
+        true = Cells(batch.expression, self.inner_positions(batch, turn))
         noised_position = self.noise_model.noised(
             true.position, draws.position, times[:, 1], settings.nu_position
         )
-        prediction = self.denoiser(
-            noised_expression,
-            noised_position,
-            self.noise_model.network_time(times, true.expression.dtype),
-            batch.node_mask,
-            gene_mask=batch.gene_mask,
-            expression_hidden=draws.hidden.expression,
-            position_hidden=draws.hidden.position,
-        )
+        prediction = seen.through(self.denoiser, noised_position, again)
         entries = Entries(
             batch.node_mask,
             batch.gene_mask,
             times > 0,
             draws.hidden.expression,
             draws.hidden.position,
+            self.framed(times),
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
         return Scored(terms, prediction, batch.node_mask)
+
+    def smoothed(self, seen: Seen) -> Tensor | None:
+        """Smooth given expression once for all calls of a step, where the network wants it."""
+        if self.denoiser.alike_in is None:
+            return None
+        return self.denoiser.smooth(
+            seen.expression,
+            seen.times,
+            seen.node_mask,
+            gene_mask=seen.gene_mask,
+            expression_hidden=seen.hidden.expression,
+        )
+
+    def framed(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
+        """Say in which sets the frame is known: where expression is given, not in pure noise."""
+        if self.config.diffusion.position_frame == "random":
+            return None
+        return (times[:, 0] > 0) | (times[:, 1] < self.noise_model.num_timesteps)
+
+    @torch.no_grad()
+    def turn_of(
+        self, batch: DataHolder, draws: Draws, seen: Seen, smoothed: Tensor | None
+    ) -> Float[Tensor, "B 3 3"]:
+        """Turn sets whose expression is given into the frame that the network itself would choose.
+
+        A sampler's first prediction sets the frame of all that follow. In any other frame noisy
+        positions would help only a network that finds the rotation between what they say and
+        what expression says; a small one goes by one of the two, and loses the other on its way.
+        Other sets stay as they lie: a frame is one thing less to find for new tissue.
+        """
+        if self.config.diffusion.position_frame == "random":
+            return draws.turn
+        turn = torch.eye(3, dtype=torch.float64, device=batch.expression.device)
+        turn = turn.repeat(len(batch.expression), 1, 1)
+        given = (draws.times[:, 0] == 0) & (draws.times[:, 1] < self.noise_model.num_timesteps)
+        if bool(given.any()):
+            # From pure noise, where a sampler begins.
+            start = seen.rows(given, time=1.0)
+            smoothed = None if smoothed is None else smoothed[given]
+            chosen = start.through(self.denoiser, draws.position[given], smoothed).position
+            turn[given] = best_rotation(
+                centered(batch.positions[given].double(), start.node_mask),
+                chosen.double(),
+                reflection=self.config.loss.reflection,
+            )
+        return turn
 
     def draw(self, batch: DataHolder, *purpose: int | str) -> Draws:
         """Draw the randomness of a batch: a pure function of seed, purpose and sets."""

@@ -2,8 +2,9 @@
 
 Three solvers of one process, all with x0-prediction: `ddpm` draws from the exact posterior; `ddim`
 (Song et al. 2021) and `dpmpp`, DPM-Solver++(2M) (Lu et al. 2022), follow the deterministic path.
-The loss of positions ignores the frame, and so may the network: each prediction is turned onto the
-noisy cells, or onto the cells whose place is known, before it is used.
+The loss of positions may ignore the frame. The network chooses one with its first prediction: cells
+whose place is known are turned into it, and everything is turned back at the end. Later predictions
+are turned onto the last one and onto the noisy cells, these the more the less noise they hold.
 """
 
 from collections.abc import Callable
@@ -171,6 +172,8 @@ class _Run:
         inner = (position.double() - self.center) / sampler.position_scale
         self.inner = State(expression, (inner * node_mask[..., None]).to(expression.dtype))
         self.again: dict[str, Tensor] = {}
+        self.turn: Tensor | None = None
+        self.last: Tensor | None = None
 
     def require(self, num_steps: int, solver: str) -> None:
         """Refuse what cannot be sampled."""
@@ -234,18 +237,46 @@ class _Run:
             expression = torch.where(self.known.genes, self.inner.expression, expression)
         position = self.inner.position
         if make_position:
-            position = self.in_frame(prediction.position.to(noisy.position.dtype), noisy.position)
+            position = self.in_frame(
+                prediction.position.to(noisy.position.dtype), noisy.position, time
+            )
         return State(expression * self.mask[..., None], position * self.mask[..., None])
 
-    def in_frame(self, predicted: Tensor, noisy: Tensor) -> Float[Tensor, "B N 3"]:
-        """Turn predicted positions onto the placed cells where they fix a frame, else onto z_t."""
+    def in_frame(self, predicted: Tensor, noisy: Tensor, time: int) -> Float[Tensor, "B N 3"]:
+        """Turn predicted positions onto the placed cells where they fix a frame, else as before.
+
+        The rotation that fits both the noisy cells, of which alpha_t / sigma_t^2 is the weight in
+        their likelihood, and the last prediction. Noise alone has no frame: the first prediction
+        stays as it is.
+        """
+        alpha, sigma = self.level(time, self.noise_model.settings.nu_position)
+        weight = alpha / sigma**2
+        target = predicted.double()
+        if self.last is not None:
+            target = (weight * noisy.double() + self.last.double()) / (weight + 1)
+        mask, reflection = self.mask, self.sampler.reflection
         if self.placed is None:
-            return turned(predicted, noisy, self.mask, self.mask, self.sampler.reflection)
-        target = torch.where(self.placed[..., None], self.inner.position, noisy)
+            self.last = turned(predicted, target, mask, mask, reflection)
+            return self.last
         enough = self.placed.sum(1, keepdim=True) >= CELLS_THAT_FIX_A_FRAME
-        anchors = torch.where(enough, self.placed, self.mask)
-        moved = turned(predicted, target, self.mask, anchors, self.sampler.reflection)
-        return torch.where(self.placed[..., None], self.inner.position, moved)
+        if self.turn is None:
+            self.take_frame(predicted, enough)
+        target = torch.where(self.placed[..., None], self.inner.position.double(), target)
+        anchors = torch.where(enough, self.placed, mask)
+        moved = turned(predicted, target, mask, anchors, reflection)
+        self.last = torch.where(self.placed[..., None], self.inner.position, moved)
+        return self.last
+
+    def take_frame(self, predicted: Tensor, enough: Bool[Tensor, "B 1"]) -> None:
+        """Turn the placed cells into the frame of the first prediction."""
+        assert self.placed is not None
+        anchors = self.placed & enough
+        known = centered(self.inner.position.double(), anchors)
+        target = centered(predicted.double(), anchors)
+        # Without anchors both are zero, and the turn is none.
+        self.turn = best_rotation(known, target, reflection=self.sampler.reflection)
+        moved = (self.inner.position.double() @ self.turn.mT).to(predicted.dtype)
+        self.inner = self.inner._replace(position=moved)
 
     def solve(
         self, num_steps: int, solver: str, noise: State | None,
@@ -338,6 +369,8 @@ class _Run:
         if not make_position:
             return expression, self.given.position
         position = clean.position.double() * self.sampler.position_scale
+        if self.turn is not None:
+            position = position @ self.turn
         if self.placed is None:
             return expression, centered(position, self.mask).to(self.given.position.dtype)
         position = (position + self.center) * self.mask[..., None]
