@@ -233,6 +233,8 @@ def read_pt(path: Path, num_genes: int) -> InputCells:
     if not isinstance(content, dict) or not {"expression", "positions"} & set(content):
         raise InputError(f"{path}: expected a dict with 'expression' or 'positions'")
     expression, position = content.get("expression"), content.get("positions")
+    if expression is None and position is None:
+        raise InputError(f"{path}: neither 'expression' nor 'positions' is a tensor")
     require_tensors(path, {"expression": expression, "positions": position})
     cells = next(len(part) for part in (expression, position) if part is not None)
     require_enough(cells, path)
@@ -244,9 +246,9 @@ def read_pt(path: Path, num_genes: int) -> InputCells:
     if position is not None and position.shape not in ((cells, 2), (cells, 3)):
         raise InputError(f"{path}: positions have shape {tuple(position.shape)}, not (N, 2 or 3)")
     values = torch.zeros(cells, num_genes) if expression is None else expression.float()
-    place = None if position is None else position.float().numpy()
+    place = None if position is None else position.detach().float().numpy()
     return InputCells(
-        values.numpy(),
+        values.detach().numpy(),
         np.ones((1, num_genes), dtype=bool),
         None if place is None else np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
         3 if place is not None and place.shape[1] == 3 else 2,
@@ -257,6 +259,11 @@ def read_pt(path: Path, num_genes: int) -> InputCells:
     )
 
 
+def not_plain(value: torch.Tensor) -> bool:
+    """Tell a tensor without numbers of its own, or with rounded ones, from a plain one."""
+    return value.is_meta or value.is_quantized
+
+
 def require_tensors(path: Path, parts: dict[str, Any]) -> None:
     """Refuse what is no matrix of finite numbers."""
     for name, value in parts.items():
@@ -264,7 +271,7 @@ def require_tensors(path: Path, parts: dict[str, Any]) -> None:
             continue
         if not isinstance(value, torch.Tensor) or value.ndim != 2:
             raise InputError(f"{path}: {name}: expected a tensor with one row a cell")
-        if value.layout != torch.strided or value.is_complex() or value.is_meta:
+        if value.layout != torch.strided or value.is_complex() or not_plain(value):
             raise InputError(f"{path}: {name}: expected a dense tensor of real numbers")
         if not bool(torch.isfinite(value.float()).all()):
             raise InputError(f"{path}: {name} has NaN or infinite values as float32")

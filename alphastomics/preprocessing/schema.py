@@ -157,6 +157,7 @@ class Metadata(Record):
         runs = [number for shard in shards for number, _ in shard.slices or ()]
         checks = {
             "num_genes is not the number of genes": self.num_genes == len(self.genes) > 0,
+            "a gene stands there twice": len(set(self.genes)) == len(self.genes),
             f"splits are not {', '.join(SPLITS)}": set(self.splits) == set(SPLITS),
             "there are no slices": bool(self.slices),
             "a slice has no panel": all(s.panel in range(len(self.panels)) for s in self.slices),

@@ -202,11 +202,14 @@ class ShardReader:
         if len(places) != rows * 3:
             raise KeyError("position does not hold 3 numbers per cell")
         missing = np.full(rows, -1, dtype=np.int32)
-        typed = self.metadata.cell_types is not None
+        types = self.metadata.cell_types
+        labels = missing if types is None else batch["cell_type"].to_numpy()
+        if types is not None and rows and not -1 <= labels.min() <= labels.max() < len(types):
+            raise KeyError("cell_type has numbers that are no cell type's")
         whole = CellTable(
             expression,
             places.reshape(rows, 3),
-            batch["cell_type"].to_numpy() if typed else missing,
+            labels,
             batch["slice_id"].to_numpy(),
             batch["cell_id"].to_numpy(),
         )

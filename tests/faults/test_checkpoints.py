@@ -188,6 +188,13 @@ TENSORS = {
     "sparse": {"expression": torch.eye(20).to_sparse()},
     "on no device": {"expression": torch.zeros(4, 20, device="meta")},
     "beyond float32": {"expression": torch.full((4, 20), 1e300, dtype=torch.float64)},
+    "nothing": {"expression": None},
+    "a list of tensors": [torch.zeros(4, 20), torch.zeros(4, 2)],
+    "sparse positions": {"positions": torch.eye(2).to_sparse()},
+    "infinite positions": {"positions": torch.full((4, 2), torch.inf)},
+    "one coordinate": {"positions": torch.zeros(4, 1)},
+    "one level too deep": {"cells": {"expression": torch.zeros(4, 20)}},
+    "numbers for keys": {1: torch.zeros(4, 20)},
     "two lengths": {"expression": torch.zeros(4, 20), "positions": torch.zeros(5, 2)},
     "four coordinates": {"positions": torch.zeros(4, 4)},
     "a tensor alone": torch.zeros(4, 20),
@@ -201,6 +208,29 @@ def test_a_file_of_tensors_that_are_no_cells_is_refused(name, tiny, door, work):
     model = ("--checkpoint", tiny.checkpoint, "--config", tiny.config)
     outcome = door("sample", *model, "--input_data", work / "cells.pt", "--output", "made.pt")
     refused(outcome, "cells.pt")
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # such files stay about
+def test_a_file_of_rounded_tensors_is_refused(tiny, door, work):
+    rounded = torch.quantize_per_tensor(torch.ones(4, 20), 0.1, 0, torch.quint8)
+    torch.save({"expression": rounded}, work / "cells.pt")
+    model = ("--checkpoint", tiny.checkpoint, "--config", tiny.config)
+    refused(door("sample", *model, "--input_data", work / "cells.pt"), "cells.pt")
+
+
+ODD_TENSORS = {
+    "learnt": lambda: torch.nn.Parameter(torch.ones(4, 20)),
+    "with a gradient": lambda: torch.ones(4, 20, requires_grad=True),
+    "turned": lambda: torch.ones(20, 4).T,
+    "one row many times": lambda: torch.ones(1, 20).expand(4, 20),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TENSORS)
+def test_a_file_of_odd_tensors_works(name, tiny, door, work):
+    torch.save({"expression": ODD_TENSORS[name]()}, work / "cells.pt")
+    model = ("--checkpoint", tiny.checkpoint, "--config", tiny.config)
+    done(door("sample", *model, "--input_data", work / "cells.pt", "--output", "made.pt"))
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.int32, torch.bool])

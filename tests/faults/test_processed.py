@@ -57,6 +57,8 @@ METADATA: dict[str, Callable[[Any], object]] = {
     "shard at the root": put(*SHARD, "file", value="/etc/passwd"),
     "shard without name": put(*SHARD, "file", value=""),
     "shard that is a folder": put(*SHARD, "file", value="data"),
+    "a gene twice": lambda m: m["genes"].__setitem__(0, m["genes"][1]),
+    "too few cell types": put("cell_types", value=["a"]),
     "other digest": put(*SHARD, "sha256", value="0" * 64),
     "other size": put(*SHARD, "bytes", value=1),
     "other storage": put("storage", value="sparse"),
