@@ -164,7 +164,7 @@ class DiffusionConfig(Section):
         description="Frame of noisy positions beside given expression: the network's own, or any.",
     )
     full_noise_share: float = share(
-        0.0, "Share of the training sets with a given modality whose other one is all noise."
+        0.5, "Share of the training sets with a given modality whose other one is all noise."
     )
 
     @model_validator(mode="after")

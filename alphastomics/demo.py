@@ -17,7 +17,7 @@ MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint")
 # Small enough for two cores and a few minutes; real work wants the defaults, and a GPU.
 SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"d_model": 96, "n_heads": 4, "n_layers": 3, "smoothing_rounds": 2},
-    "diffusion": {"condition_share": 0.7, "full_noise_share": 0.5},
+    "diffusion": {"condition_share": 0.7},
     "training": {
         "batch_size": 512,
         "max_epochs": 100,

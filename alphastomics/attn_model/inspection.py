@@ -1,4 +1,4 @@
-"""A look inside: within `record(model)` every forward pass leaves what its layers did.
+"""A look inside: within `record(model)` a forward pass leaves what its layers did.
 
 Gates, expert use and the attention each cell receives are recomputed from a layer's input by hooks
 that exist only inside the `with` block: a model that is not watched pays nothing. Hooks do not fire
@@ -47,7 +47,7 @@ class LayerRecord:
 
 @dataclass
 class Recording:
-    """All layers' records, in the order in which they ran, and the mask they ran under."""
+    """All layers' records of a call, in the order in which they ran, and the mask they had."""
 
     layers: list[LayerRecord] = field(default_factory=list)
     node_mask: Tensor | None = None
@@ -105,7 +105,7 @@ def attention_received(
 def record(
     model: nn.Module, *, attention: Literal["none", "received", "map"] = "none"
 ) -> Iterator[Recording]:
-    """Record what each transformer layer of `model` does while the block runs.
+    """Record what each transformer layer of `model` does in the last call within the block.
 
     To see expert use by diffusion time, call the model at t = 0.1, 0.5 and 0.9, each in its own
     block; by modality, give each its own time.
@@ -123,6 +123,8 @@ def record(
     @torch.no_grad()
     def look(layer: nn.Module, inputs: tuple[Any, ...], output: LayerOutput) -> None:
         assert isinstance(layer, TransformerLayer)
+        if layer is layers[0]:
+            recording.layers.clear()
         cells, time, node_mask = inputs
         received = attention_map = None
         if attention != "none":

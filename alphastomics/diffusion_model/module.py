@@ -203,16 +203,20 @@ class AlphaSTomicsModule(pl.LightningModule):
         turn = torch.eye(3, dtype=torch.float64, device=batch.expression.device)
         turn = turn.repeat(len(batch.expression), 1, 1)
         given = (draws.times[:, 0] == 0) & (draws.times[:, 1] < self.noise_model.num_timesteps)
-        if bool(given.any()):
+        asked = given.clone()
+        # Ranks that share the weights among them must call the network equally often.
+        asked[0] |= is_distributed()
+        if bool(asked.any()):
             # From pure noise, where a sampler begins.
-            start = seen.rows(given, time=1.0)
-            smoothed = None if smoothed is None else smoothed[given]
-            chosen = start.through(self.denoiser, draws.position[given], smoothed).position
-            turn[given] = best_rotation(
-                centered(batch.positions[given].double(), start.node_mask),
+            start = seen.rows(asked, time=1.0)
+            smoothed = None if smoothed is None else smoothed[asked]
+            chosen = start.through(self.denoiser, draws.position[asked], smoothed).position
+            found = best_rotation(
+                centered(batch.positions[asked].double(), start.node_mask),
                 chosen.double(),
                 reflection=self.config.loss.reflection,
             )
+            turn[given] = found[given[asked]]
         return turn
 
     def draw(self, batch: DataHolder, *purpose: int | str) -> Draws:
@@ -332,6 +336,11 @@ class AlphaSTomicsModule(pl.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+
+def is_distributed() -> bool:
+    """Say whether this is one of several processes that train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:

@@ -97,3 +97,13 @@ def test_a_map_of_too_many_cells_is_refused(model):
         pytest.raises(InputError, match="at most 4096 cells, got 4097"),
     ):
         model(*cells(1, 4097), torch.rand(1, 1))
+
+
+def test_of_several_calls_the_last_is_recorded(model):
+    known = cells(1, 6)
+    with torch.no_grad(), record(model) as recording:
+        model(*known, torch.tensor([[0.0, 1.0]]))
+        model(*known, torch.tensor([[0.5, 0.1]]))
+    with torch.no_grad(), record(model) as alone:
+        model(*known, torch.tensor([[0.5, 0.1]]))
+    assert recording.gate_statistics() == alone.gate_statistics()
