@@ -170,7 +170,7 @@ class TrainedVerbs:
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
         made = self._generate(blank, "joint", settled(self.config, keywords))
-        cells, made = as_tissue(blank, made)
+        cells, made = as_tissue(blank, made, flat=self._trained().module.flat)
         data = new_anndata(cells, genes)
         put_into(data, made, cells, genes, "joint")
         return data

@@ -165,6 +165,7 @@ def require_card(card: dict[str, Any], path: Path) -> None:
         "position_scale": isinstance(scale, float) and 0 < scale < math.inf,
         "normalization": done is None
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
+        "flat": isinstance(card.get("flat"), bool),
     }
     for key, holds in sound.items():
         if not holds:
@@ -180,6 +181,7 @@ def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
         "genes": list(genes),
         "position_scale": float(module.position_scale),
         "normalization": module.normalization,
+        "flat": module.flat,
     }
 
 
@@ -216,6 +218,7 @@ def module_of(card: dict[str, Any], path: Path) -> AlphaSTomicsModule:
     config = parse_document(card["config"], str(path))
     module = AlphaSTomicsModule(config, len(card["genes"]), position_scale=card["position_scale"])
     module.normalization = card["normalization"]
+    module.flat = card["flat"]
     return module.eval()
 
 
@@ -271,7 +274,7 @@ def read_card(path: Path) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: it is damaged") from error
-    wanted = {"format", "config", "genes", "position_scale", "normalization"}
+    wanted = {"format", "config", "genes", "position_scale", "normalization", "flat"}
     if not isinstance(card, dict) or not wanted <= card.keys() or card["format"] != FORMAT:
         raise InputError(f"{path}: not the card of a model that this version ({__version__}) reads")
     require_card(card, path)

@@ -115,6 +115,8 @@ class AlphaSTomicsModule(pl.LightningModule):
         self.slice_names: list[str] = []
         # What was done to the expression that the module is trained on; None where nobody said.
         self.normalization: dict[str, Any] | None = None
+        # Whether every set that it is trained on lies in a plane: so does what it makes of nothing.
+        self.flat = False
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
         self.gradient_norm = 0.0

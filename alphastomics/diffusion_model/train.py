@@ -309,6 +309,10 @@ def make_module(config: Config, metadata: Metadata) -> TrainedModule:
     module.genes = metadata.genes
     module.normalization = metadata.normalization.model_dump()
     module.slice_names = [record.name for record in metadata.slices]
+    heights = {record.z for record in metadata.slices}
+    module.flat = None not in heights and (
+        len(heights) == 1 or config.data.loading.set_draw != "random"
+    )
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
     return module
 

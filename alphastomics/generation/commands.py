@@ -123,7 +123,7 @@ def sample(
         logger.info(ONLY_THE_NUMBER, input_data)
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
     if input_data is None:
-        cells, made = as_tissue(cells, made)
+        cells, made = as_tissue(cells, made, flat=module.flat)
     framed: list[Framed] = []
     if known is not None:
         cells, made, framed = into_frame(

@@ -127,11 +127,16 @@ def report_seams(seams: list[Seam], mode: Mode) -> None:
         )
 
 
-def as_tissue(cells: InputCells, made: Generated) -> tuple[InputCells, Generated]:
-    """Return cells that hold what was made of nothing; slices that all came out flat become 2D."""
+def as_tissue(
+    cells: InputCells, made: Generated, *, flat: bool = False
+) -> tuple[InputCells, Generated]:
+    """Return cells that hold what was made of nothing.
+
+    It is 2D where the model knows `flat` slices alone, or where every slice came out flat.
+    """
     place = torch.from_numpy(made.position).double()
     rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
-    flat = all(is_flat(place[row]) for row in rows)
+    flat = flat or all(is_flat(place[row]) for row in rows)
     if flat:
         place = place.clone()
         for row in rows:

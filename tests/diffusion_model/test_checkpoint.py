@@ -34,6 +34,7 @@ def module() -> AlphaSTomicsModule:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     one = module()
+    one.flat = True
     content = {"state_dict": one.state_dict(), "global_step": 4, OWN_KEY: card_of(one, GENES)}
     path = tmp_path / "one.ckpt"
     SealedCheckpointIO().save_checkpoint(content, path)
@@ -45,6 +46,7 @@ def test_a_checkpoint_gives_back_the_module_to_the_bit(saved: Path):
     content = torch.load(saved, weights_only=True)
     assert genes == GENES
     assert float(loaded.position_scale) == 12.5
+    assert loaded.flat
     assert loaded.config.model.d_model == 8
     state = loaded.state_dict()
     assert all(torch.equal(state[name], value) for name, value in content["state_dict"].items())

@@ -215,3 +215,12 @@ def test_a_number_of_experts_far_off_the_rule_of_thumb_is_said(experts, cells, a
     said = rule_of_thumb(LayerConfig(use_moe=True, num_experts=experts), cells)
     assert (said is None) if advice is None else (advice in said)
     assert rule_of_thumb(LayerConfig(num_experts=experts), cells) is None
+
+
+@pytest.mark.parametrize(
+    ("set_draw", "flat"), [("slice", True), ("patch", True), ("random", False)]
+)
+def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
+    folder = run("flat", training={"max_epochs": 1}, data={"loading": {"set_draw": set_draw}})
+    card = json.loads((folder.path / "export" / "config.json").read_text())
+    assert card["flat"] is flat

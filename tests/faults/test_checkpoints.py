@@ -166,7 +166,7 @@ def test_a_model_folder_with_a_bad_card_is_refused(name, tiny, door, work):
     refused(door(*loaders(tiny, work / "model")["extract"]), "config.json")
 
 
-@pytest.mark.parametrize("change", ["genes", "position_scale", "normalization", "config"])
+@pytest.mark.parametrize("change", ["genes", "position_scale", "normalization", "config", "flat"])
 def test_a_model_folder_whose_card_lost_its_sense_is_refused(change, tiny, door, work):
     shutil.copytree(tiny.export, work / "model")
     card = json.loads((work / "model/config.json").read_text())

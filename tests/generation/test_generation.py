@@ -102,15 +102,15 @@ def test_new_tissue_is_made_of_nothing_but_a_number_of_cells(place: Path, tmp_pa
     assert "spatial_std" not in data.obsm
 
 
-def test_new_tissue_that_came_out_flat_is_2d_and_a_body_stays_3d():
+def test_new_tissue_that_came_out_flat_or_must_be_is_2d_and_a_body_stays_3d():
     gen = torch.Generator().manual_seed(0)
     cells = blank_cells(Blank(200), 3, dims=3)
     zeros = np.zeros((200, 3), np.float32)
     turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen))
-    for thickness, dims in ((0.02, 2), (0.5, 3)):
+    for thickness, known, dims in ((0.02, False, 2), (0.5, False, 3), (0.05, True, 2)):
         body = torch.randn(200, 3, generator=gen) * torch.tensor([3.0, 1.0, thickness])
         made = Generated(zeros, zeros, (body @ turn).numpy(), zeros)
-        filled, result = as_tissue(cells, made)
+        filled, result = as_tissue(cells, made, flat=known)
         assert filled.dims == dims
         lengths = np.linalg.norm(result.position - result.position.mean(0), axis=1)
         np.testing.assert_allclose(lengths, (body - body.mean(0)).norm(dim=1), atol=0.1)
