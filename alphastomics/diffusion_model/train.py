@@ -11,7 +11,7 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
-from alphastomics.config import Config, LayerConfig
+from alphastomics.config import Config, LayerConfig, TrainingConfig
 from alphastomics.diffusion_model.callbacks import (
     LOGGED_KEY,
     Keeper,
@@ -47,6 +47,8 @@ from alphastomics.preprocessing.schema import Metadata
 from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
+# The recipes of docs/benchmarks.md make 545 updates or more.
+ENOUGH_UPDATES = 500
 
 
 class Request(NamedTuple):
@@ -182,6 +184,18 @@ def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
     )
 
 
+def few_updates(training: TrainingConfig, cells: int) -> str | None:
+    """Advise where a run is too short to learn much: defaults are for many cells."""
+    batches = cells // (training.batch_size * training.accumulate_grad_batches)
+    updates = training.max_epochs * max(batches, 1)
+    if updates >= ENOUGH_UPDATES:
+        return None
+    return (
+        f"some {updates:,} updates of the weights in all: for so few cells give more epochs "
+        "(--epochs), smaller batches (--batch_size) or a higher learning rate (--lr 0.001)"
+    )
+
+
 def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> None:
     """Log what will be trained on what."""
     costs = account(module.model, set_size)
@@ -194,9 +208,10 @@ def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> N
         f"{cells:,}",
         metadata.num_genes,
     )
-    advice = rule_of_thumb(module.config.layer, cells)
-    if advice:
-        logger.warning("%s", advice)
+    config = module.config
+    for advice in (rule_of_thumb(config.layer, cells), few_updates(config.training, cells)):
+        if advice:
+            logger.warning("%s", advice)
 
 
 def position_scale(config: Config, metadata: Metadata) -> float:

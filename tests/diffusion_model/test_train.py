@@ -10,9 +10,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphastomics.config import LayerConfig
+from alphastomics.config import LayerConfig, TrainingConfig
 from alphastomics.diffusion_model.checkpoint import load_module
-from alphastomics.diffusion_model.train import Request, check_data, rule_of_thumb, train
+from alphastomics.diffusion_model.train import (
+    Request,
+    check_data,
+    few_updates,
+    rule_of_thumb,
+    train,
+)
 from alphastomics.errors import InputError
 from alphastomics.main import main
 from tests.diffusion_model.conftest import logged, tiny_config
@@ -224,3 +230,12 @@ def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
     folder = run("flat", training={"max_epochs": 1}, data={"loading": {"set_draw": set_draw}})
     card = json.loads((folder.path / "export" / "config.json").read_text())
     assert card["flat"] is flat
+
+
+def test_too_few_updates_are_said_with_what_to_change():
+    # 3,490 cells are 3 batches of 1024 an epoch: 300 in a hundred epochs.
+    assert "some 300 updates" in few_updates(TrainingConfig(), 3490)
+    assert "--epochs" in few_updates(TrainingConfig(), 3490)
+    assert few_updates(TrainingConfig(batch_size=512), 3490) is None
+    assert few_updates(TrainingConfig(), 6 * 1024) is None
+    assert few_updates(TrainingConfig(accumulate_grad_batches=2), 6 * 1024) is not None
