@@ -19,6 +19,7 @@ from alphastomics.attn_model.embedding import (
     seen_coordinates,
 )
 from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention, without_padding
+from alphastomics.attn_model.gene_curve import GeneCurve
 from alphastomics.attn_model.inputs import (
     require_cells,
     require_node_mask,
@@ -225,6 +226,7 @@ class GatedSelfAttentionModel(nn.Module):
         self.expression_out = nn.Linear(d_model, expression_dim)
         self.position_out = nn.Linear(d_model, NUM_COORDINATES)
         self.skip = zero_linear(d_model, NUM_MODALITIES)
+        self.gene_curve = GeneCurve(expression_dim, d_model)
 
     def forward(
         self,
@@ -361,13 +363,15 @@ class GatedSelfAttentionModel(nn.Module):
         """Read expression and positions off the cells, beside a time-weighted share of the input.
 
         The share starts at zero. With it, what little noise is left at small times need not pass
-        through the width of a cell, which is far below the number of genes.
+        through the width of a cell, which is far below the number of genes; nor need the shape of
+        each gene's values, for which there are curves.
         """
         dtype = self.position_out.weight.dtype
         shift, scale = self.time_modulation(F.silu(time))[:, None].chunk(2, dim=-1)
         cells = modulate(cells, shift, scale)
         share = self.skip(F.silu(time)).to(dtype)[:, None]
         decoded = self.expression_out(cells).to(dtype) + share[..., :1] * expression.to(dtype)
+        decoded = decoded + self.gene_curve(expression, time)
         # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
         with torch.autocast(cells.device.type, enabled=False):
             placed = self.position_out(cells.to(dtype)) + share[..., 1:] * offset.to(dtype)
