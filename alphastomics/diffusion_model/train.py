@@ -186,8 +186,8 @@ def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
 
 def few_updates(training: TrainingConfig, cells: int) -> str | None:
     """Advise where a run is too short to learn much: defaults are for many cells."""
-    batches = cells // (training.batch_size * training.accumulate_grad_batches)
-    updates = training.max_epochs * max(batches, 1)
+    batches = -(-cells // (training.batch_size * training.accumulate_grad_batches))
+    updates = training.max_epochs * batches
     if updates >= ENOUGH_UPDATES:
         return None
     return (

@@ -233,8 +233,8 @@ def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
 
 
 def test_too_few_updates_are_said_with_what_to_change():
-    # 3,490 cells are 3 batches of 1024 an epoch: 300 in a hundred epochs.
-    assert "some 300 updates" in few_updates(TrainingConfig(), 3490)
+    # 3,490 cells are 4 batches of at most 1024 an epoch: 400 in a hundred epochs.
+    assert "some 400 updates" in few_updates(TrainingConfig(), 3490)
     assert "--epochs" in few_updates(TrainingConfig(), 3490)
     assert few_updates(TrainingConfig(batch_size=512), 3490) is None
     assert few_updates(TrainingConfig(), 6 * 1024) is None
