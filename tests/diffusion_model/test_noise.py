@@ -133,7 +133,8 @@ def test_joint_times_come_in_the_stated_shares_and_are_uniform():
     assert given == pytest.approx([0.25, 0.25], abs=0.01)
     assert not (times == 0).all(1).any()
     for modality in (0, 1):
-        drawn = times[times[:, modality] > 0, modality]
+        # Beside a given modality half of the sets are all noise; a test of its own looks at them.
+        drawn = times[(times > 0).all(1), modality]
         assert stats.kstest(drawn / 1000, "uniform").pvalue > 1e-3
 
 
