@@ -241,9 +241,9 @@ def average(values: list[Tensor], part: int, *, reflection: bool | None) -> Tens
 
 
 def deviation(values: list[Tensor], mean: Tensor, part: int, *, reflection: bool | None) -> Tensor:
-    """Compute the deviation of draws about their own mean, in the frame of the product."""
+    """Compute the unbiased deviation of draws, in the frame of the product; 0 of a single one."""
     moved = torch.stack([onto(value, mean, part, reflection=reflection) for value in values])
-    return moved.std(0, correction=0)
+    return moved.std(0, correction=min(len(values) - 1, 1))
 
 
 def plane_of(position: Float[Tensor, "N 3"]) -> Float[Tensor, "3 3"]:

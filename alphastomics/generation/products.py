@@ -56,7 +56,6 @@ def both_products(
                 places[draw, rows] = one_product(one, [single], [single], flat=flat)[2]
             values = np.stack([single.cells.expression[0].numpy() for single in draws])
             low[rows], high[rows] = values.min(0), values.max(0)
-    unbiased = np.sqrt(settings.num_samples / max(settings.num_samples - 1, 1))
-    spread = Envelope(low, high, made[0][1] * np.float32(unbiased), settings.num_samples)
+    spread = Envelope(low, high, made[0][1], settings.num_samples)
     estimate, sample = (Generated(one, two, three, four) for one, two, three, four in made)
     return Products(estimate, sample, places, spread)

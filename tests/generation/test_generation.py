@@ -14,7 +14,13 @@ from alphastomics.generation.cells import Blank, blank_cells, read_h5ad, read_pr
 from alphastomics.generation.commands import load_for_use, sample
 from alphastomics.generation.commands import test as score
 from alphastomics.generation.evaluate_joint import joint_scores
-from alphastomics.generation.generate import Generated, as_tissue, generate, plane_of
+from alphastomics.generation.generate import (
+    Generated,
+    as_tissue,
+    deviation,
+    generate,
+    plane_of,
+)
 from alphastomics.generation.products import both_products
 from alphastomics.main import main
 from tests.generation.conftest import QUICK, SETTINGS, checkpoint
@@ -294,3 +300,10 @@ def test_an_output_that_exists_is_kept_unless_overwrite(place: Path, tmp_path: P
     assert target.read_text() == "mine"
     run_sample(place, place / "processed", target, overwrite=True)
     assert anndata.read_h5ad(target).n_obs > 0
+
+
+def test_the_spread_of_a_few_draws_is_not_too_small():
+    # 1 and 3 about their mean 2: (1 + 1) / (2 - 1).
+    draws = [torch.tensor([[[1.0]]]), torch.tensor([[[3.0]]])]
+    assert float(deviation(draws, draws[0], 0, reflection=None)) == pytest.approx(2**0.5)
+    assert float(deviation(draws[:1], draws[0], 0, reflection=None)) == 0
