@@ -1,5 +1,6 @@
 """The command line: the contract's commands, flags and defaults, frozen; and how it says no."""
 
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from alphastomics.cli_flags import COMMANDS
 from alphastomics.config import Config
 from alphastomics.config_file import document_fields
 from alphastomics.errors import InputError
-from alphastomics.main import main
+from alphastomics.main import answer, main
 
 # The contract's section 2: command -> flag -> default as --help names it. Only additions are free.
 SLICE_INPUT = {
@@ -350,3 +351,16 @@ def test_both_module_spellings_are_the_program(module: str):
 def test_bad_settings_are_input_errors():
     with pytest.raises(InputError):
         parse_arguments(["train", "--lr", "x"])
+
+
+@pytest.mark.parametrize(("theirs", "turns"), [(None, "1000"), ("ACTIVE", None)])
+def test_how_threads_wait_is_set_unless_the_user_did(monkeypatch, theirs, turns):
+    # Set first, so that what the command sets is undone after the test.
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if theirs is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", theirs)
+    assert answer(lambda: None) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (theirs or "PASSIVE")
+    assert os.environ.get("GOMP_SPINCOUNT") == turns
