@@ -130,7 +130,9 @@ def test_a_used_model_can_be_copied_and_its_state_restored(batch, awaken):
 def test_twenty_thousand_genes_need_no_second_matrix_of_their_size():
     model = Model(20_000, d_model=32, n_heads=2, n_layers=1)
     # One matrix in, one out, and the few numbers of each gene's curve.
-    assert account(model, 1024)["parameters_expression"] < (2.1 * 32 + 3 * 8) * 20_000
+    curves = model.trunk.gene_curve.mixing.numel()
+    assert curves == 24 * 20_000
+    assert account(model, 1024)["parameters_expression"] - curves < 2.1 * 20_000 * 32
     expression, hidden = torch.randn(1, 9, 20_000), torch.rand(1, 9, 20_000) < 0.3
     prediction = model(expression, torch.randn(1, 9, 3), torch.rand(1, 2), expression_hidden=hidden)
     assert prediction.expression.shape == (1, 9, 20_000)

@@ -111,7 +111,7 @@ from pathlib import Path
 from alphastomics.diffusion_model.train import Request, train
 from tests.diffusion_model.conftest import tiny_config
 config = tiny_config(Path({data!r}), Path({folder!r}), training={{"compile": True}},
-                     logging={{"exp_name": "compiled"}})
+                     logging={{"exp_name": "compiled"}}, diffusion={{"position_frame": "random"}})
 train(config, Request())
 """
 
@@ -119,10 +119,11 @@ train(config, Request())
 @pytest.mark.slow
 def test_a_compiled_network_learns_the_same(run, processed, tmp_path):
     run_alone(COMPILED.format(data=str(processed), folder=str(tmp_path)))
-    plain, compiled = run("plain"), RunFolder(tmp_path / "compiled")
+    # In a frame of chance: the network's own hangs on rounding while its answer is near zero.
+    plain = run("plain", diffusion={"position_frame": "random"})
+    compiled = RunFolder(tmp_path / "compiled")
     found, wanted = (values_of(folder, "train/loss") for folder in (compiled, plain))
-    # Sets are turned onto the network's own answer, which hangs on rounding while it is near zero.
-    assert found == pytest.approx(wanted, rel=2e-2)
+    assert found == pytest.approx(wanted, rel=1e-3)
 
 
 def test_accumulated_batches_make_one_update(run):
