@@ -184,7 +184,7 @@ class AlphaSTomicsModule(pl.LightningModule):
         )
 
     def framed(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
-        """Say in which sets the frame is known: where expression is given, not in pure noise."""
+        """Say which sets know their frame: all but pure noise beside given expression."""
         if self.config.diffusion.position_frame == "random":
             return None
         return (times[:, 0] > 0) | (times[:, 1] < self.noise_model.num_timesteps)
