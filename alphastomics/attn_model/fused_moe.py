@@ -1,7 +1,8 @@
 """The mixture of experts as two fused operations, forward and backward, for CUDA.
 
-Routed, sent, multiplied and mixed by the kernels of `routing_kernel.py`, `dispatch_kernel.py` and
-`expert_kernel.py`; `moe.py` does the same by torch alone, for other devices and as the reference.
+Routed by the kernels of `routing_kernel.py`, sent, multiplied and mixed by those of
+`expert_kernel.py`, and brought back by those of `gradient_kernel.py`; `moe.py` does the same by
+torch alone, for other devices and as the reference.
 Padding is not sent to any expert. A compiler sees the two operations whole; without one they are
 called directly, since going through torch's registry takes longer than the work of a small layer.
 """
@@ -9,12 +10,13 @@ called directly, since going through torch's registry takes longer than the work
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from alphastomics.attn_model.dispatch import compute_dtype
+from alphastomics.attn_model.launch import key_of
 from alphastomics.attn_model.routing import RouterStatistics
+from alphastomics.attn_model.teams import make_teams
 
 # More would not fit into the shared memory of a multiprocessor.
 MOST_EXPERTS = 32
@@ -65,61 +67,61 @@ def _forward(
     top_k: int,
     cells_per_set: int,
 ) -> list[Tensor]:
-    """Return the mixed cells, the five statistics, and what the backward pass needs."""
-    from alphastomics.attn_model import dispatch_kernel, expert_kernel, routing_kernel
+    """Return the mixed cells, hidden rows and slopes, and what the router says."""
+    from alphastomics.attn_model import expert_kernel, routing_kernel
 
-    chosen, ranks, sums = routing_kernel.route_forward(
-        x, router, noise, shift, draw, balance_bias, mask, top_k, cells_per_set
+    tensors = (
+        x, shift, draw, mask, balance_bias, router, noise, up_weight, up_bias, down_weight,
+        down_bias,
+    )  # fmt: skip
+    key = key_of(tensors, x.device, *up_weight.shape, top_k)
+    routed = routing_kernel.route_forward(
+        x, router, noise, shift, draw, balance_bias, mask, top_k, cells_per_set, up_weight.dtype,
+        key,
+    )  # fmt: skip
+    layout = routing_kernel.layout(router.shape[0], top_k, x.device)
+    experts = (up_weight, up_bias, down_weight, down_bias)
+    mixed, hidden, slope = expert_kernel.forward(
+        routed, layout, experts, key, padded=mask is not None
     )
-    visits, places = dispatch_kernel.send_forward(x, chosen, ranks, up_weight.dtype)
-    before = expert_kernel.product(visits, up_weight, chosen.ends)
-    hidden = expert_kernel.gelu(before, up_bias, chosen.ends)
-    results = expert_kernel.product(hidden, down_weight, chosen.ends)
-    mixed = dispatch_kernel.collect_forward(results, chosen, places.place, down_bias)
-    return [mixed, *sums, *chosen, *places, visits, before, hidden, results]
+    return [mixed, hidden, slope, *routed]
 
 
 def _backward(
-    grads: list[Tensor],
-    saved: list[Tensor],
-    x: Tensor,
+    mixed_grad: Tensor,
+    probability_grad: Tensor | None,
+    balance_grad: Tensor | None,
+    z_grad: Tensor | None,
+    hidden: Tensor,
+    slope: Tensor,
+    routed: list[Tensor],
     draw: Tensor | None,
-    mask: Tensor | None,
     router: Tensor,
     noise: Tensor | None,
     up_weight: Tensor,
     up_bias: Tensor,
     down_weight: Tensor,
     down_bias: Tensor,
+    cell_dtype: torch.dtype,
+    padded: bool,
+    shifted: bool,
 ) -> list[Tensor]:
-    """Return the gradients of x, the logits, the two routers' weights (one matrix) and experts."""
-    from alphastomics.attn_model import dispatch_kernel, expert_kernel, routing_kernel
+    """Return the gradients of cells, logits, the two routers' weights and the experts'."""
+    from alphastomics.attn_model import gradient_kernel, routing_kernel
 
-    sums, chosen, places, (visits, before, hidden, results) = _unpack(saved)
-    ends = chosen.ends
-    results_grad, weight_grad, down_bias_grad = dispatch_kernel.collect_backward(
-        grads[0].contiguous(), results, chosen, places.order, down_bias
+    said = routing_kernel.Routed(*routed)
+    gradients = gradient_kernel.backward(
+        gradient_kernel.Upstream(mixed_grad, probability_grad, balance_grad, z_grad),
+        said,
+        routing_kernel.layout(router.shape[0], said.weight.shape[1], router.device),
+        gradient_kernel.Saved(
+            hidden, slope, draw, router, noise, up_weight, up_bias, down_weight, down_bias
+        ),
+        cell_dtype,
+        padded=padded,
+        shifted=shifted,
     )
-    down_grad = expert_kernel.weight_gradient(hidden, results_grad, ends, down_bias.dtype)
-    hidden_grad = expert_kernel.product(results_grad, down_weight.mT, ends)
-    before_grad, up_bias_grad = expert_kernel.gelu_backward(hidden_grad, before, up_bias, ends)
-    up_grad = expert_kernel.weight_gradient(visits, before_grad, ends, up_bias.dtype)
-    visits_grad = expert_kernel.product(before_grad, up_weight.mT, ends)
-    logit_grad, spread_grad, router_grad = routing_kernel.route_backward(
-        x, chosen, draw, mask, weight_grad, sums, routing_kernel.Sums(*grads[1:])
-    )
-    x_grad = dispatch_kernel.send_backward(
-        visits_grad, places.place, (logit_grad, spread_grad), router, noise, x
-    )
-    return [x_grad, logit_grad, router_grad, up_grad, up_bias_grad, down_grad, down_bias_grad]
-
-
-def _unpack(saved: list[Tensor]) -> tuple[Any, Any, Any, list[Tensor]]:
-    """Give the saved tensors their names back."""
-    from alphastomics.attn_model.dispatch_kernel import Places
-    from alphastomics.attn_model.routing_kernel import Choices, Sums
-
-    return Sums(*saved[:5]), Choices(*saved[5:10]), Places(*saved[10:12]), saved[12:]
+    return list(gradients)
 
 
 forward_op = torch.library.custom_op("alphastomics::mixture_forward", _forward, mutates_args=())
@@ -143,8 +145,11 @@ def _forward_shapes(
     cells_per_set: int,
 ) -> list[Tensor]:
     """Allocate what `_forward` returns."""
+    from alphastomics.attn_model.routing_kernel import lanes
+
     (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
-    visits, dtype = num_cells * top_k, up_weight.dtype
+    teams = make_teams(num_experts, top_k)
+    rows = num_cells * teams.rows
 
     def single(*shape: int) -> Tensor:
         return x.new_empty(shape, dtype=torch.float32)
@@ -153,43 +158,51 @@ def _forward_shapes(
         return x.new_empty(shape, dtype=torch.int32)
 
     def half(*shape: int) -> Tensor:
-        return x.new_empty(shape, dtype=dtype)
+        return x.new_empty(shape, dtype=up_weight.dtype)
 
-    sums = [single(num_experts), single(num_experts), single(), single(), single()]
-    scores = [
-        single(num_cells, num_experts),
-        single(0 if noise is None else num_cells, num_experts),
+    return [
+        half(num_cells, width),
+        half(rows, teams.members * hidden),
+        half(rows, teams.members * hidden),
+        half(rows, width),
+        single(num_cells, num_experts if noise is None else 2 * num_experts),
+        single(num_cells, top_k),
+        place(rows),
+        place(lanes(teams.count) + rows),
+        single(2 * num_experts + 3),
     ]
-    chosen = [place(num_cells, top_k), single(num_cells, top_k), place(num_experts)]
-    places = [place(num_cells, top_k), place(visits)]
-    rows = [half(visits, width), half(visits, hidden), half(visits, hidden), half(visits, width)]
-    return [half(num_cells, width), *sums, *scores, *chosen, *places, *rows]
 
 
 @backward_op.register_fake
 def _backward_shapes(
-    grads: list[Tensor],
-    saved: list[Tensor],
-    x: Tensor,
+    mixed_grad: Tensor,
+    probability_grad: Tensor | None,
+    balance_grad: Tensor | None,
+    z_grad: Tensor | None,
+    hidden: Tensor,
+    slope: Tensor,
+    routed: list[Tensor],
     draw: Tensor | None,
-    mask: Tensor | None,
     router: Tensor,
     noise: Tensor | None,
     up_weight: Tensor,
     up_bias: Tensor,
     down_weight: Tensor,
     down_bias: Tensor,
+    cell_dtype: torch.dtype,
+    padded: bool,
+    shifted: bool,
 ) -> list[Tensor]:
     """Allocate what `_backward` returns."""
-    (num_cells, width), num_experts = x.shape, len(router)
-    matrices = 1 if noise is None else 2
+    logits = (mixed_grad.shape[0], router.shape[0]) if shifted else (0,)
     return [
-        torch.empty_like(x),
-        x.new_empty((num_cells, num_experts), dtype=torch.float32),
-        x.new_empty((matrices, num_experts, width), dtype=torch.float32),
-        up_weight.new_empty(up_weight.shape, dtype=up_bias.dtype),
+        torch.empty_like(mixed_grad, dtype=cell_dtype),
+        router.new_empty(logits, dtype=torch.float32 if shifted else router.dtype),
+        torch.empty_like(router),
+        router.new_empty(0) if noise is None else torch.empty_like(noise),
+        torch.empty_like(up_weight, dtype=up_bias.dtype),
         torch.empty_like(up_bias),
-        down_weight.new_empty(down_weight.shape, dtype=down_bias.dtype),
+        torch.empty_like(down_weight, dtype=down_bias.dtype),
         torch.empty_like(down_bias),
     ]
 
@@ -221,27 +234,35 @@ class _Mixture(torch.autograd.Function):
             x, shift, draw, mask, balance_bias, router, noise, up, up_bias, down, down_bias,
             top_k, cells_per_set,
         )  # fmt: skip
-        ctx.save_for_backward(x, draw, mask, router, noise, up, up_bias, down, down_bias, *saved)
-        ctx.cells_per_set = cells_per_set
+        ctx.save_for_backward(*saved, draw, router, noise, up, up_bias, down, down_bias)
+        ctx.cells_per_set, ctx.cell_dtype, ctx.padded = cells_per_set, x.dtype, mask is not None
         ctx.shift_dtype = None if shift is None else shift.dtype
-        counts, probability, num_cells, balance, z_loss = saved[:5]
+        # No zeros are made for losses that nothing uses.
+        ctx.set_materialize_grads(False)
+        num_experts = router.shape[0]
+        counts, probability, rest = saved[-1].split([num_experts, num_experts, 3])
+        num_cells, balance, z_loss = rest.unbind()
         ctx.mark_non_differentiable(counts, num_cells)
         return mixed, counts, probability, num_cells, balance, z_loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands saved tensors out no second time.
-        everything = ctx.saved_tensors
-        inputs, saved = everything[:9], everything[9:]
+        hidden, slope, *rest = ctx.saved_tensors
+        routed, inputs = rest[:6], rest[6:]
+        mixed, _, probability, _, balance, z_loss = grads
+        if mixed is None:
+            mixed = hidden.new_zeros(routed[2].shape[0], inputs[3].shape[1])
         act = backward_op if torch.compiler.is_compiling() else _backward
-        x_grad, logit_grad, router_grad, *expert_grads = act(list(grads), list(saved), *inputs)
-        router, noise = inputs[3], inputs[4]
+        x_grad, logit_grad, router_grad, noise_grad, *expert_grads = act(
+            mixed.contiguous(), probability, balance, z_loss, hidden, slope, routed, *inputs,
+            ctx.cell_dtype, ctx.padded, ctx.shift_dtype is not None,
+        )  # fmt: skip
         shift_grad = None
         if ctx.shift_dtype is not None:
             by_set = logit_grad.view(-1, ctx.cells_per_set, logit_grad.shape[1])
             shift_grad = by_set.sum(1).to(ctx.shift_dtype)
-        noise_grad = None if noise is None else router_grad[1].to(noise.dtype)
-        routers = router_grad[0].to(router.dtype), noise_grad
+        routers = router_grad, None if inputs[2] is None else noise_grad
         return x_grad, shift_grad, None, None, None, *routers, *expert_grads, None, None, None
 
 
@@ -254,13 +275,13 @@ def fused_mixture(
     top_k: int,
 ) -> tuple[Float[Tensor, "B N D"], RouterStatistics]:
     """Route every real cell to its experts and mix their results; see `MixtureOfExperts`."""
-    num_sets, num_cells, _ = cells.shape
-    x = rearrange(cells, "b n d -> (b n) d").contiguous()
+    num_sets, num_cells, width = cells.shape
+    x = cells.reshape(num_sets * num_cells, width).contiguous()
     mask = None if node_mask is None else node_mask.flatten().to(torch.uint8)
     draw = None
     if experts.noise is not None:
-        draw = torch.randn(len(x), len(experts.router), device=x.device)
+        draw = torch.randn(x.shape[0], experts.router.shape[0], device=x.device)
     mixed, *statistics = _Mixture.apply(  # type: ignore[no-untyped-call]
         x, logit_shift, draw, mask, balance_bias, *experts, top_k, num_cells, compute_dtype(cells)
     )
-    return rearrange(mixed, "(b n) d -> b n d", b=num_sets), RouterStatistics(*statistics)
+    return mixed.view(cells.shape), RouterStatistics(*statistics)

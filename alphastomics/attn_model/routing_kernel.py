@@ -1,8 +1,8 @@
-"""Routing on a GPU: cells enter; choices, weights, places and statistics leave; see `routing.py`.
+"""Routing on a GPU: cells enter; weights, the order by team and statistics leave; see `routing.py`.
 
 One kernel scores the experts, adds time and noise, chooses, weighs, and counts by blocks of cells;
-one program then adds the blocks up, which gives the statistics and, as in a counting sort, where
-each block's visits to each expert begin. No atomics: the same cells give the same numbers.
+a second adds the blocks up, which gives the statistics and, as in a counting sort, the place of
+each row among those of its team (`teams.py`). No atomics: the same cells give the same numbers.
 """
 
 from functools import lru_cache
@@ -13,69 +13,79 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Cells of a block, blocks that the adding program reads at a time, and how many warps and stages a
-# program has.
-CELLS, BLOCKS, WARPS, STAGES = 128, 128, 8, 2
-# Columns of a tile; more in the backward pass where shared memory is ample.
-COLUMNS, AMPLE_COLUMNS = 32, 128
-# The tensor cores' smallest side; experts are padded to a power of two from here on.
+from alphastomics.attn_model.launch import Key, launch
+from alphastomics.attn_model.teams import MEMBER_BITS, Teams, make_teams, team_table
+
+# Cells of a block, blocks that are added up at a time, and how many warps and stages a program has.
+CELLS, BLOCKS, WARPS, STAGES = 128, 128, 4, 3
+# Columns of a tile that is routed.
+COLUMNS = 32
+# Columns of a tile that is sent, and a program's warps.
+SENT_COLUMNS, SENT_WARPS = 64, 8
+# The tensor cores' smallest side; experts and teams are padded to a power of two from here on.
 SMALLEST_SIDE = 16
 # Bytes of shared memory that a program may take on a GPU for data centres; others have 99 KiB.
 AMPLE = 160 * 1024
 
 
-class Means(NamedTuple):
-    """What a GPU has: ample shared memory, and an engine that copies tiles by descriptors."""
-
-    ample: bool
-    descriptors: bool
+@lru_cache
+def is_ample(device: torch.device) -> bool:
+    """Tell whether a GPU has ample shared memory; Triton's interpreter counts as a small one."""
+    if device.type != "cuda":
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    # Only NVIDIA's GPUs say how much a program may ask for.
+    return getattr(properties, "shared_memory_per_block_optin", 0) >= AMPLE
 
 
 @lru_cache
-def means(device: torch.device) -> Means:
-    """Look up what a device has; Triton's interpreter counts as a small one."""
-    if device.type != "cuda":
-        return Means(ample=False, descriptors=False)
-    properties = torch.cuda.get_device_properties(device)
-    # Only NVIDIA's GPUs say how much a program may ask for.
-    ample = getattr(properties, "shared_memory_per_block_optin", 0) >= AMPLE
-    return Means(ample, descriptors=ample and properties.major >= 9)
+def has_descriptors(device: torch.device) -> bool:
+    """Tell whether a GPU has an engine that copies tiles by descriptors."""
+    return is_ample(device) and torch.cuda.get_device_properties(device).major >= 9
 
 
-class Choices(NamedTuple):
-    """What the router says of T cells, k choices each: -1 and weight 0 for padding.
+class Routed(NamedTuple):
+    """What the router says of T cells, S = T x rows of a cell.
 
-    `logits` and `spread` (T, E), the latter empty without noise, `choice` and `weight` (T, k), and
-    `ends` (E,): where each expert's visits end when they are sorted.
+    `sent` (S, D) holds the cells by team, in the experts' precision; `score` (T, E or 2 E) logits and, with noise, its scale before the softplus; `weight` (T, k) by
+    ascending expert; `spot` (S,) 128 times the team of a row plus its rank in its block, -1 for
+    padding; `plan` where each team's rows end, then the rows in order; `statistics` (2 E + 3)
+    counts, probability, cells, balance loss and z-loss.
     """
 
-    logits: Tensor
-    spread: Tensor
-    choice: Tensor
+    sent: Tensor
+    score: Tensor
     weight: Tensor
-    ends: Tensor
+    spot: Tensor
+    plan: Tensor
+    statistics: Tensor
 
 
-class Ranks(NamedTuple):
-    """A visit's rank (T, k) among its block's visits to its expert, and where those begin."""
-
-    rank: Tensor
-    base: Tensor
+def lanes(count: int) -> int:
+    """Return a number of experts or teams, padded to what the kernels take."""
+    return max(SMALLEST_SIDE, 1 << (count - 1).bit_length())
 
 
-class Sums(NamedTuple):
-    """The statistics of `RouterStatistics`, in its order."""
+class Layout(NamedTuple):
+    """Teams, their table on the device, and what the kernels are told of them."""
 
-    counts: Tensor
-    probability: Tensor
-    num_cells: Tensor
-    balance_loss: Tensor
-    z_loss: Tensor
+    teams: Teams
+    table: Tensor
+    sizes: dict[str, Any]
 
 
-def lanes(num_experts: int) -> int:
-    """Return the number of experts, padded to what the kernels take."""
-    return max(SMALLEST_SIDE, triton.next_power_of_2(num_experts))
+@lru_cache
+def layout(num_experts: int, top_k: int, device: torch.device) -> Layout:
+    """Lay out the teams of a mixture."""
+    teams = make_teams(num_experts, top_k)
+    table = torch.tensor(team_table(num_experts, teams), device=device)
+    sizes = {
+        "TEAMS": teams.count,
+        "TEAM_LANES": lanes(teams.count),
+        "MEMBERS": teams.members,
+        "VISITS": teams.rows,
+    }
+    return Layout(teams, table, sizes)
 
 
 @triton.jit
@@ -141,79 +151,94 @@ def _keys(logit, bias_ptr, EXPERTS: tl.constexpr, LANES: tl.constexpr):
 @triton.jit
 @no_type_check
 def _store_choices(
-    logit, key, real, choice_ptr, weight_ptr, rank_ptr, cell, num_cells,
-    LANES: tl.constexpr, TOP_K: tl.constexpr, CELLS: tl.constexpr,
+    logit, key, real, table_ptr, spot_ptr, weight_ptr, cell, num_cells,
+    LANES: tl.constexpr, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, MEMBERS: tl.constexpr,
+    VISITS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
-    """Store the k largest keys' experts, the first of equals, with weight and rank; count them."""
-    lane = tl.arange(0, LANES)[None, :]
+    """Store weights, teams and ranks of the k largest keys, the first of equals; count both."""
+    lane, team_lane = tl.arange(0, LANES)[None, :], tl.arange(0, TEAM_LANES)[None, :]
     chosen = tl.zeros((CELLS, LANES), tl.int32)
-    rest = key
-    for _ in tl.static_range(TOP_K):
-        mark = lane == tl.argmax(rest, 1)[:, None]
+    for _ in tl.static_range(MEMBERS * VISITS):
+        mark = lane == tl.argmax(key, 1)[:, None]
         chosen = tl.where(mark, 1, chosen)
-        rest = tl.where(mark, -float("inf"), rest)
-    weight = _softmax(logit, chosen > 0)[0]
-    visit = tl.where(real[:, None], chosen, 0)
-    rank = tl.cumsum(visit, 0) - visit
-    weight = tl.where(real[:, None], weight, 0.0)
-    for j in tl.static_range(TOP_K):
-        best = tl.argmax(key, 1)
-        mark = lane == best[:, None]
         key = tl.where(mark, -float("inf"), key)
-        at, here = cell * TOP_K + j, cell < num_cells
-        tl.store(choice_ptr + at, tl.where(real, best, -1).to(tl.int32), mask=here)
+    here = cell < num_cells
+    weight = _softmax(logit, chosen > 0)[0]
+    chosen = tl.where(real[:, None], chosen, 0)
+    weight = tl.where(real[:, None], weight, 0.0)
+    nth = tl.cumsum(chosen, 1)
+    for j in tl.static_range(MEMBERS * VISITS):
+        mark = (chosen > 0) & (nth == j + 1)
+        at = cell * (MEMBERS * VISITS) + j
         tl.store(weight_ptr + at, tl.sum(tl.where(mark, weight, 0.0), 1), mask=here)
-        tl.store(rank_ptr + at, tl.sum(tl.where(mark, rank, 0), 1), mask=here)
-    return tl.sum(visit, 0)
+    if VISITS == 1:
+        at = table_ptr + TEAMS + lane * MEMBERS + nth - 1
+        team = tl.sum(tl.load(at, mask=chosen > 0, other=0), 1).to(tl.int32)
+        in_team = ((team[:, None] == team_lane) & real[:, None]).to(tl.int32)
+        rank = tl.cumsum(in_team, 0) - in_team
+        spot = team * CELLS + tl.sum(tl.where(in_team > 0, rank, 0), 1)
+        tl.store(spot_ptr + cell, tl.where(real, spot, -1), mask=here)
+    else:
+        in_team = chosen
+        rank = tl.cumsum(in_team, 0) - in_team
+        for j in tl.static_range(VISITS):
+            mark = (chosen > 0) & (nth == j + 1)
+            spot = tl.sum(tl.where(mark, lane * CELLS + rank, 0), 1)
+            tl.store(spot_ptr + cell * VISITS + j, tl.where(real, spot, -1), mask=here)
+    return tl.sum(chosen, 0), tl.sum(in_team, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_cells", "cells_per_set"])
 @no_type_check
 def _route_kernel(
-    x_ptr, router_ptr, noise_ptr, shift_ptr, draw_ptr, bias_ptr, mask_ptr,
-    logit_ptr, spread_ptr, choice_ptr, weight_ptr, rank_ptr, partial_ptr,
-    num_cells, cells_per_set, width,
-    EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr,
-    CELLS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, router_ptr, noise_ptr, shift_ptr, draw_ptr, bias_ptr, mask_ptr, table_ptr,
+    score_ptr, spot_ptr, weight_ptr, partial_ptr, num_cells, cells_per_set, width,
+    EXPERTS: tl.constexpr, LANES: tl.constexpr, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr,
+    MEMBERS: tl.constexpr, VISITS: tl.constexpr, CELLS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Route the cells of one block."""
     block = tl.program_id(0)
     cell = block * CELLS + tl.arange(0, CELLS)
-    lane = tl.arange(0, LANES)
+    lane, team = tl.arange(0, LANES), tl.arange(0, TEAM_LANES)
     real = _real_cells(mask_ptr, cell, num_cells)
     logit, spread = _scores(
         x_ptr, router_ptr, noise_ptr, cell, real, width, EXPERTS, LANES, CELLS, COLUMNS
     )
-    at = cell[:, None] * EXPERTS + lane[None, :]
     fits = (cell < num_cells)[:, None] & (lane < EXPERTS)[None, :]
     if shift_ptr is not None:
         shift_at = (cell // cells_per_set)[:, None] * EXPERTS + lane[None, :]
         logit += tl.load(shift_ptr + shift_at, mask=fits, other=0.0).to(tl.float32)
+    matrices: tl.constexpr = 1 if noise_ptr is None else 2
+    score = score_ptr + cell[:, None] * (matrices * EXPERTS) + lane[None, :]
     if noise_ptr is not None:
         softplus = tl.maximum(spread, 0.0) + tl.log(1 + tl.exp(-tl.abs(spread)))
+        at = cell[:, None] * EXPERTS + lane[None, :]
         logit += tl.load(draw_ptr + at, mask=fits, other=0.0) * softplus
-        tl.store(spread_ptr + at, spread, mask=fits)
-    tl.store(logit_ptr + at, logit, mask=fits)
+        tl.store(score + EXPERTS, spread, mask=fits)
+    tl.store(score, logit, mask=fits)
     key = _keys(logit, bias_ptr, EXPERTS, LANES)
-    counts = _store_choices(
-        logit, key, real, choice_ptr, weight_ptr, rank_ptr, cell, num_cells, LANES, TOP_K, CELLS
-    )
+    counts, team_counts = _store_choices(
+        logit, key, real, table_ptr, spot_ptr, weight_ptr, cell, num_cells,
+        LANES, TEAMS, TEAM_LANES, MEMBERS, VISITS, CELLS,
+    )  # fmt: skip
     share, partition = _softmax(logit, (lane < EXPERTS)[None, :])
     shares = tl.sum(tl.where(real[:, None], share, 0.0), 0)
-    partial = partial_ptr + block * (2 * EXPERTS + 2)
-    tl.store(partial + lane, counts.to(tl.float32), mask=lane < EXPERTS)
-    tl.store(partial + EXPERTS + lane, shares, mask=lane < EXPERTS)
-    tl.store(partial + 2 * EXPERTS, tl.sum(tl.where(real, partition * partition, 0.0), 0))
-    tl.store(partial + 2 * EXPERTS + 1, tl.sum(real.to(tl.float32), 0))
+    partial = partial_ptr + block * (TEAMS + 2 * EXPERTS + 2)
+    tl.store(partial + team, team_counts.to(tl.float32), mask=team < TEAMS)
+    tl.store(partial + TEAMS + lane, counts.to(tl.float32), mask=lane < EXPERTS)
+    tl.store(partial + TEAMS + EXPERTS + lane, shares, mask=lane < EXPERTS)
+    last = partial + TEAMS + 2 * EXPERTS
+    tl.store(last, tl.sum(tl.where(real, partition * partition, 0.0), 0))
+    tl.store(last + 1, tl.sum(real.to(tl.float32), 0))
 
 
 @triton.jit
 @no_type_check
-def _add_up_kernel(
-    partial_ptr, base_ptr, ends_ptr, counts_ptr, probability_ptr, cells_ptr, balance_ptr, z_ptr,
-    num_blocks, EXPERTS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr,
+def _add_up(
+    partial_ptr, statistics_ptr, num_blocks,
+    EXPERTS: tl.constexpr, LANES: tl.constexpr, TEAMS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the blocks of cells, and find where each block's visits to each expert begin."""
+    """Form the statistics."""
     lane = tl.arange(0, LANES)
     expert = lane < EXPERTS
     counts = tl.zeros((LANES,), tl.float32)
@@ -222,7 +247,7 @@ def _add_up_kernel(
     real = tl.zeros((BLOCKS,), tl.float32)
     for start in range(0, num_blocks, BLOCKS):
         block = start + tl.arange(0, BLOCKS)
-        row = partial_ptr + block * (2 * EXPERTS + 2)
+        row = partial_ptr + block * (TEAMS + 2 * EXPERTS + 2) + TEAMS
         inside = block < num_blocks
         fits = inside[:, None] & expert[None, :]
         counts += tl.sum(tl.load(row[:, None] + lane[None, :], mask=fits, other=0.0), 0)
@@ -230,103 +255,79 @@ def _add_up_kernel(
         square += tl.load(row + 2 * EXPERTS, mask=inside, other=0.0)
         real += tl.load(row + 2 * EXPERTS + 1, mask=inside, other=0.0)
     num_cells = tl.sum(real, 0)
-    tl.store(counts_ptr + lane, counts, mask=expert)
-    tl.store(probability_ptr + lane, shares, mask=expert)
-    tl.store(cells_ptr, num_cells)
+    tl.store(statistics_ptr + lane, counts, mask=expert)
+    tl.store(statistics_ptr + EXPERTS + lane, shares, mask=expert)
     even = EXPERTS / (tl.maximum(tl.sum(counts, 0), 1.0) * tl.maximum(num_cells, 1.0))
-    tl.store(balance_ptr, tl.sum(counts * shares, 0) * even)
-    tl.store(z_ptr, tl.sum(square, 0) / tl.maximum(num_cells, 1.0))
-    visits = counts.to(tl.int32)
-    ends = tl.cumsum(visits, 0)
-    tl.store(ends_ptr + lane, ends, mask=expert)
-    begin = ends - visits
+    last = statistics_ptr + 2 * EXPERTS
+    tl.store(last, num_cells)
+    tl.store(last + 1, tl.sum(counts * shares, 0) * even)
+    tl.store(last + 2, tl.sum(square, 0) / tl.maximum(num_cells, 1.0))
+
+
+@triton.jit(do_not_specialize=["num_cells", "num_blocks"])
+@no_type_check
+def _send_kernel(
+    partial_ptr, spot_ptr, x_ptr, plan_ptr, sent_ptr, statistics_ptr, num_cells, num_blocks, width,
+    EXPERTS: tl.constexpr, LANES: tl.constexpr, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr,
+    VISITS: tl.constexpr, CELLS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Copy the cells of one block to their rows; the first program forms the statistics too."""
+    mine = tl.program_id(0)
+    team = tl.arange(0, TEAM_LANES)
+    total = tl.zeros((TEAM_LANES,), tl.int32)
+    before = tl.zeros((TEAM_LANES,), tl.int32)
+    # Each program adds all blocks up: a launch for that alone would take longer.
     for start in range(0, num_blocks, BLOCKS):
         block = start + tl.arange(0, BLOCKS)
-        fits = (block < num_blocks)[:, None] & expert[None, :]
-        at = partial_ptr + block[:, None] * (2 * EXPERTS + 2) + lane[None, :]
-        visits_2d = tl.load(at, mask=fits, other=0.0).to(tl.int32)
-        before = begin[None, :] + tl.cumsum(visits_2d, 0) - visits_2d
-        tl.store(base_ptr + block[:, None] * EXPERTS + lane[None, :], before, mask=fits)
-        begin += tl.sum(visits_2d, 0)
+        at = partial_ptr + block[:, None] * (TEAMS + 2 * EXPERTS + 2) + team[None, :]
+        fits = (block < num_blocks)[:, None] & (team < TEAMS)[None, :]
+        counts = tl.load(at, mask=fits, other=0.0).to(tl.int32)
+        total += tl.sum(counts, 0)
+        before += tl.sum(tl.where((block < mine)[:, None], counts, 0), 0)
+    ends = tl.cumsum(total, 0)
+    base = ends - total + before
+    cell = mine * CELLS + tl.arange(0, CELLS)
+    for j in tl.static_range(VISITS):
+        at = cell * VISITS + j
+        spot = tl.load(spot_ptr + at, mask=cell < num_cells, other=-1)
+        here = (spot // CELLS)[:, None] == team[None, :]
+        row = tl.sum(tl.where(here, base[None, :], 0), 1) + spot % CELLS
+        tl.store(plan_ptr + TEAM_LANES + row, at, mask=spot >= 0)
+        for start in range(0, width, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            fits = (spot >= 0)[:, None] & (column < width)[None, :]
+            x = tl.load(x_ptr + cell.to(tl.int64)[:, None] * width + column[None, :], mask=fits)
+            to = sent_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
+            tl.store(to, x.to(sent_ptr.dtype.element_ty), mask=fits)
+    if mine == 0:
+        tl.store(plan_ptr + team, ends)
+        _add_up(partial_ptr, statistics_ptr, num_blocks, EXPERTS, LANES, TEAMS, BLOCKS)
 
 
 @triton.jit
 @no_type_check
-def _logit_gradient(
-    logit_ptr, choice_ptr, weight_ptr, weight_grad_ptr, counts_ptr, probability_grad_ptr,
-    cells_ptr, balance_grad_ptr, z_grad_ptr, cell, real,
-    EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, CELLS: tl.constexpr,
+def _tile(
+    plan_ptr, tile, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Bring the gradients of weights, probabilities and losses back to the logits."""
-    lane = tl.arange(0, LANES)
-    expert = lane < EXPERTS
-    fits = real[:, None] & expert[None, :]
-    logit = tl.load(logit_ptr + cell[:, None] * EXPERTS + lane[None, :], mask=fits, other=0.0)
-    share, partition = _softmax(logit, expert[None, :])
-    # d(sum of p_e c_e)/dl = p (c - sum of p c), c the gradient of an expert's probability.
-    counts = tl.load(counts_ptr + lane, mask=expert, other=0.0)
-    num_cells = tl.maximum(tl.load(cells_ptr), 1.0)
-    balance = tl.load(balance_grad_ptr) * EXPERTS / (tl.maximum(tl.sum(counts, 0), 1.0) * num_cells)
-    upstream = tl.load(probability_grad_ptr + lane, mask=expert, other=0.0) + balance * counts
-    mean = tl.sum(share * upstream[None, :], 1)
-    log_partition = 2 * tl.load(z_grad_ptr) / num_cells * partition
-    grad = share * (upstream[None, :] - mean[:, None] + log_partition[:, None])
-    # The same for the softmax over the chosen.
-    mean = tl.zeros((CELLS,), tl.float32)
-    for j in tl.static_range(TOP_K):
-        at = cell * TOP_K + j
-        weight = tl.load(weight_ptr + at, mask=real, other=0.0)
-        mean += weight * tl.load(weight_grad_ptr + at, mask=real, other=0.0)
-    for j in tl.static_range(TOP_K):
-        at = cell * TOP_K + j
-        weight = tl.load(weight_ptr + at, mask=real, other=0.0)
-        part = weight * (tl.load(weight_grad_ptr + at, mask=real, other=0.0) - mean)
-        mine = tl.load(choice_ptr + at, mask=real, other=-1)[:, None] == lane[None, :]
-        grad += tl.where(mine, part[:, None], 0.0)
-    return tl.where(fits, grad, 0.0)
+    """Return a tile's team (TEAMS when there is no such tile), first row, and the team's end."""
+    lane = tl.arange(0, TEAM_LANES)
+    team = lane < TEAMS
+    end = tl.load(plan_ptr + lane, mask=team, other=0)
+    begin = tl.load(plan_ptr + lane - 1, mask=team & (lane > 0), other=0)
+    tiles = tl.where(team, (end - begin + ROWS - 1) // ROWS, 0)
+    last = tl.cumsum(tiles, 0)
+    mine = tl.sum(tl.where(team & (last <= tile), 1, 0), 0)
+    here = lane == mine
+    first = tl.sum(tl.where(here, last - tiles, 0), 0)
+    row = tl.sum(tl.where(here, begin, 0), 0) + (tile - first) * ROWS
+    return mine, row, tl.sum(tl.where(here, end, 0), 0)
 
 
 @triton.jit
 @no_type_check
-def _route_backward_kernel(
-    x_ptr, logit_ptr, spread_ptr, draw_ptr, mask_ptr, choice_ptr, weight_ptr, weight_grad_ptr,
-    counts_ptr, probability_grad_ptr, cells_ptr, balance_grad_ptr, z_grad_ptr,
-    logit_grad_ptr, spread_grad_ptr, partial_ptr, num_cells, width,
-    EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr,
-    CELLS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of one block's logits, and its share of the router's and the noise's weights'."""
-    block = tl.program_id(0)
-    cell = block * CELLS + tl.arange(0, CELLS)
-    lane = tl.arange(0, LANES)
-    real = _real_cells(mask_ptr, cell, num_cells)
-    grad = _logit_gradient(
-        logit_ptr, choice_ptr, weight_ptr, weight_grad_ptr, counts_ptr, probability_grad_ptr,
-        cells_ptr, balance_grad_ptr, z_grad_ptr, cell, real, EXPERTS, LANES, TOP_K, CELLS,
-    )  # fmt: skip
-    at = cell[:, None] * EXPERTS + lane[None, :]
-    fits = (cell < num_cells)[:, None] & (lane < EXPERTS)[None, :]
-    tl.store(logit_grad_ptr + at, grad, mask=fits)
-    spread_grad = grad
-    if spread_ptr is not None:
-        spread = tl.load(spread_ptr + at, mask=fits, other=0.0)
-        spread_grad = grad * tl.load(draw_ptr + at, mask=fits, other=0.0) * tl.sigmoid(spread)
-        tl.store(spread_grad_ptr + at, spread_grad, mask=fits)
-    turned, spread_turned = tl.trans(grad), tl.trans(spread_grad)
-    row = cell.to(tl.int64) * width
-    matrices = 1 if spread_ptr is None else 2
-    partial = partial_ptr + block.to(tl.int64) * (matrices * EXPERTS) * width
-    for start in range(0, width, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        inside = column < width
-        from_x = x_ptr + row[:, None] + column[None, :]
-        x = tl.load(from_x, mask=real[:, None] & inside[None, :], other=0.0).to(tl.float32)
-        to = partial + lane[:, None] * width + column[None, :]
-        taken = (lane < EXPERTS)[:, None] & inside[None, :]
-        tl.store(to, tl.dot(turned, x, input_precision="tf32x3"), mask=taken)
-        if spread_ptr is not None:
-            product = tl.dot(spread_turned, x, input_precision="tf32x3")
-            tl.store(to + EXPERTS * width, product, mask=taken)
+def _member(packed, place, BITS: tl.constexpr = MEMBER_BITS):
+    """Return the expert at a place of a team."""
+    return ((packed >> (BITS * place)) & ((1 << BITS) - 1)).to(tl.int32)
 
 
 def route_forward(
@@ -339,59 +340,38 @@ def route_forward(
     mask: Tensor | None,
     top_k: int,
     cells_per_set: int,
-) -> tuple[Choices, Ranks, Sums]:
-    """Route T cells, (T, D); `draw` (T, E) is the noise, `mask` (T,) False for padding."""
-    (num_cells, width), num_experts = x.shape, len(router)
-    num_blocks = triton.cdiv(num_cells, CELLS)
+    dtype: torch.dtype,
+    key: Key | None,
+) -> Routed:
+    """Route T cells, (T, D); `draw` (T, E) is the noise, `mask` (T,) 0 for padding."""
+    num_cells, width = x.shape
+    num_experts = router.shape[0]
+    teams, table, sizes = layout(num_experts, top_k, x.device)
+    num_blocks = -(-num_cells // CELLS)
     numbers: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     places: dict[str, Any] = {"dtype": torch.int32, "device": x.device}
-    chosen = Choices(
-        torch.empty(num_cells, num_experts, **numbers),
-        torch.empty(0 if noise is None else num_cells, num_experts, **numbers),
-        torch.empty(num_cells, top_k, **places),
+    rows = num_cells * teams.rows
+    routed = Routed(
+        torch.empty(rows, width, dtype=dtype, device=x.device),
+        torch.empty(num_cells, num_experts if noise is None else 2 * num_experts, **numbers),
         torch.empty(num_cells, top_k, **numbers),
-        torch.empty(num_experts, **places),
+        torch.empty(rows, **places),
+        torch.empty(sizes["TEAM_LANES"] + rows, **places),
+        torch.empty(2 * num_experts + 3, **numbers),
     )
-    rank = torch.empty(num_cells, top_k, **places)
-    base = torch.empty(num_blocks, num_experts, **places)
-    sums = Sums(*(torch.empty(s, **numbers) for s in ([num_experts], [num_experts], [], [], [])))
-    partial = torch.empty(num_blocks, 2 * num_experts + 2, **numbers)
-    sizes = {"EXPERTS": num_experts, "LANES": lanes(num_experts)}
-    _route_kernel[(num_blocks,)](
-        x, router, noise, shift, draw, bias, mask,
-        chosen.logits, chosen.spread, chosen.choice, chosen.weight, rank, partial,
-        num_cells, cells_per_set, width, TOP_K=top_k, CELLS=CELLS, COLUMNS=COLUMNS, num_warps=WARPS,
-        num_stages=STAGES,
-        **sizes,
+    partial = torch.empty(num_blocks, teams.count + 2 * num_experts + 2, **numbers)
+    experts = {"EXPERTS": num_experts, "LANES": lanes(num_experts), "CELLS": CELLS}
+    launch(
+        key, _route_kernel, (num_blocks, 1, 1),
+        (x, router, noise, shift, draw, bias, mask, table, routed.score, routed.spot,
+         routed.weight, partial, num_cells, cells_per_set, width),
+        {**experts, **sizes, "COLUMNS": COLUMNS, "num_warps": WARPS, "num_stages": STAGES},
     )  # fmt: skip
-    _add_up_kernel[(1,)](partial, base, chosen.ends, *sums, num_blocks, BLOCKS=BLOCKS, **sizes)
-    return chosen, Ranks(rank, base), sums
-
-
-def route_backward(
-    x: Tensor,
-    chosen: Choices,
-    draw: Tensor | None,
-    mask: Tensor | None,
-    weight_grad: Tensor,
-    sums: Sums,
-    sums_grad: Sums,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of logits and spread, (T, E), and of the weights, (1 or 2, E, D)."""
-    (num_cells, width), (_, num_experts) = x.shape, chosen.logits.shape
-    num_blocks = triton.cdiv(num_cells, CELLS)
-    noisy = draw is not None
-    columns = AMPLE_COLUMNS if means(x.device).ample else COLUMNS
-    logit_grad, spread_grad = torch.empty_like(chosen.logits), torch.empty_like(chosen.spread)
-    partial = torch.empty(
-        num_blocks, 1 + noisy, num_experts, width, dtype=torch.float32, device=x.device
-    )
-    _route_backward_kernel[(num_blocks,)](
-        x, chosen.logits, chosen.spread if noisy else None, draw, mask, chosen.choice,
-        chosen.weight, weight_grad, sums.counts, sums_grad.probability, sums.num_cells,
-        sums_grad.balance_loss, sums_grad.z_loss, logit_grad, spread_grad, partial,
-        num_cells, width, EXPERTS=num_experts, LANES=lanes(num_experts),
-        TOP_K=chosen.choice.shape[1], CELLS=CELLS, COLUMNS=columns, num_warps=WARPS,
-        num_stages=STAGES,
+    told = {name: sizes[name] for name in ("TEAMS", "TEAM_LANES", "VISITS")}
+    launch(
+        key, _send_kernel, (num_blocks, 1, 1),
+        (partial, routed.spot, x, routed.plan, routed.sent, routed.statistics, num_cells,
+         num_blocks, width),
+        {**experts, **told, "BLOCKS": BLOCKS, "COLUMNS": SENT_COLUMNS, "num_warps": SENT_WARPS},
     )  # fmt: skip
-    return logit_grad, spread_grad, partial.sum(0)
+    return routed
