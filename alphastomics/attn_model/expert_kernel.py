@@ -12,8 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alphastomics.attn_model.launch import Key, launch
-from alphastomics.attn_model.routing_kernel import Layout, Routed, _member, _tile, is_ample
+from alphastomics.attn_model.launch import Key, Space, launch
+from alphastomics.attn_model.routing_kernel import (
+    Mixture,
+    _member,
+    _tile,
+    is_ample,
+    parts_of,
+)
 
 
 class Tiling(NamedTuple):
@@ -28,12 +34,13 @@ class Tiling(NamedTuple):
 
 # For half precision where shared memory is ample, for it elsewhere, and for float32.
 HALF = {
-    "up": Tiling(64, 128, 64, 8, 3),
-    "down": Tiling(128, 128, 64, 4, 3),
-    "hidden gradient": Tiling(64, 128, 64, 4, 3),
+    "up": Tiling(64, 128, 64, 4, 3),
+    "down": Tiling(128, 256, 64, 8, 3),
+    "hidden gradient": Tiling(128, 128, 64, 4, 3),
+    "score gradient": Tiling(128, 64, 64, 4, 3),
     "cell gradient": Tiling(128, 128, 64, 4, 3),
-    "score gradient": Tiling(64, 64, 64, 4, 2),
     "weight gradient": Tiling(128, 128, 64, 4, 3),
+    "wide weight gradient": Tiling(128, 256, 64, 8, 3),
 }
 SMALL = Tiling(128, 128, 32, 4, 3)
 SINGLE = Tiling(64, 64, 32, 4, 2)
@@ -42,7 +49,7 @@ SINGLE = Tiling(64, 64, 32, 4, 2)
 @triton.jit
 @no_type_check
 def _gelu(x, EXACT: tl.constexpr):
-    """Return the distribution function of the normal distribution at x, and the slope of GELU.
+    """Return GELU over x, the distribution function of the normal distribution, and its slope.
 
     EXACT: to 1e-7, by eq. 7.1.26 of Abramowitz & Stegun (1964), where one exponential serves both.
     Otherwise a logistic function of an odd polynomial, fitted here, and the slope of that: GELU to
@@ -63,7 +70,7 @@ def _gelu(x, EXACT: tl.constexpr):
         # A reciprocal in one instruction, which division is not.
         below = tl.rsqrt(away * away)
         rise = 1.5950108527 + square * (0.2220223002 - square * 0.0035105213)
-        slope = below * (1 + (1 - below) * x * rise)
+        slope = below + below * x * (rise - below * rise)
     return below, slope
 
 
@@ -125,7 +132,7 @@ def _up_kernel(
         column = part * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
             x_ptr, w_ptr, safe, expert, column, width, width, hidden,
-            tl.zeros((ROWS, COLUMNS), tl.float32), 1, False, DEPTH, EVEN,
+            tl.zeros((ROWS, COLUMNS), tl.float32), MEMBERS=1, TURNED=False, DEPTH=DEPTH, EVEN=EVEN,
         )  # fmt: skip
         inside = column < hidden
         bias = tl.load(bias_ptr + expert * hidden + column, mask=inside, other=0.0)
@@ -159,7 +166,8 @@ def _down_kernel(
         column = (tl.program_id(0) % parts) * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
             hidden_ptr, w_ptr, safe, packed, column, MEMBERS * hidden, hidden, width,
-            tl.zeros((ROWS, COLUMNS), tl.float32), MEMBERS, False, DEPTH, EVEN,
+            tl.zeros((ROWS, COLUMNS), tl.float32),
+            MEMBERS=MEMBERS, TURNED=False, DEPTH=DEPTH, EVEN=EVEN,
         )  # fmt: skip
         inside = column < width
         for member in tl.static_range(MEMBERS):
@@ -190,54 +198,39 @@ def tiling_options(
     return tiling, options
 
 
-def parts_of(size: int, step: int) -> int:
-    """Return how many steps there are; Triton's own takes longer than the division."""
-    return -(-size // step)
-
-
-def most_tiles(num_rows: int, num_teams: int, rows: int) -> int:
+def most_tiles(mixture: Mixture, rows: int) -> int:
     """Return how many tiles there are at most: each team's last one may be short."""
-    return parts_of(num_rows, rows) + min(num_teams, num_rows)
+    return parts_of(mixture.num_rows, rows) + min(mixture.teams.number, mixture.num_rows)
 
 
-def forward(
-    routed: Routed,
-    layout: Layout,
+def mix(
+    mixture: Mixture,
+    space: Space,
+    mixed: Tensor,
     experts: tuple[Tensor, Tensor, Tensor, Tensor],
     key: Key | None,
     *,
-    padded: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Send cells through their experts; return the mixture (T, D), hidden rows, and slopes.
+    wanted: bool,
+) -> None:
+    """Send rows through their experts to the mixture (S, D), at the places of their cells.
 
-    Padding gets zeros.
+    `experts` are matrices and biases, up and down; slopes are left if the way back is `wanted`.
     """
-    up, up_bias, down, down_bias = experts
-    (num_rows, width), hidden = routed.sent.shape, up.shape[2]
-    teams, table, sizes = layout
-    told = {name: sizes[name] for name in ("TEAMS", "TEAM_LANES", "MEMBERS")}
-    dtype, device = up.dtype, up.device
-    after = torch.empty(num_rows, teams.members * hidden, dtype=dtype, device=device)
-    slope = torch.empty_like(after)
-    tiling, options = tiling_options("up", dtype, device)
-    tiles = most_tiles(num_rows, teams.count, tiling.rows) * teams.members
+    m, (up, up_bias, down, down_bias) = mixture, experts
+    told, table = m.told("TEAMS", "TEAM_LANES", "MEMBERS"), m.table(up.device)
+    tiling, options = tiling_options("up", m.dtype, up.device)
+    tiles = most_tiles(m, tiling.rows) * m.teams.members
     launch(
-        key, _up_kernel, (tiles * parts_of(hidden, tiling.columns), 1, 1),
-        (routed.sent, up, up_bias, routed.weight, table, routed.plan, after, slope, width, hidden),
-        {"EVEN": width % tiling.depth == 0, **told, **options},
+        key, _up_kernel, (tiles * parts_of(m.hidden, tiling.columns), 1, 1),
+        (space["sent"], up, up_bias, space["weight"], table, space["plan"], space["hidden"],
+         space["slope"] if wanted else None, m.width, m.hidden),
+        {"EVEN": m.width % tiling.depth == 0, **told, **options},
     )  # fmt: skip
-    make = torch.zeros if padded else torch.empty
-    mixed = make(num_rows, width, dtype=dtype, device=device)
-    tiling, options = tiling_options("down", dtype, device)
-    tiles = most_tiles(num_rows, teams.count, tiling.rows)
+    tiling, options = tiling_options("down", m.dtype, up.device)
+    tiles = most_tiles(m, tiling.rows)
     launch(
-        key, _down_kernel, (tiles * parts_of(width, tiling.columns), 1, 1),
-        (after, down, down_bias, routed.weight, table, routed.plan, mixed, width, hidden),
-        {"EVEN": hidden % tiling.depth == 0, **told, **options},
+        key, _down_kernel, (tiles * parts_of(m.width, tiling.columns), 1, 1),
+        (space["hidden"], down, down_bias, space["weight"], table, space["plan"], mixed,
+         m.width, m.hidden),
+        {"EVEN": m.hidden % tiling.depth == 0, **told, **options},
     )  # fmt: skip
-    return add_rows(mixed, teams.rows), after, slope
-
-
-def add_rows(rows: Tensor, rows_of_cell: int) -> Tensor:
-    """Add up the rows of each cell."""
-    return rows if rows_of_cell == 1 else rows.view(-1, rows_of_cell, rows.shape[1]).sum(1)

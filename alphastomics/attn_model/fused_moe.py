@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from alphastomics.attn_model.dispatch import compute_dtype
-from alphastomics.attn_model.launch import key_of
+from alphastomics.attn_model.launch import Space, is_compiled, key_of, lay_out
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.teams import make_teams
 
@@ -52,6 +52,17 @@ def _generation(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).major
 
 
+def _mixture(x: Tensor, up_weight: Tensor, top_k: int, *, noisy: bool) -> Any:
+    """Describe a call."""
+    from alphastomics.attn_model import routing_kernel
+
+    (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
+    return routing_kernel.Mixture(
+        num_cells, width, hidden, num_experts, top_k, noisy, up_weight.dtype,
+        make_teams(num_experts, top_k),
+    )  # fmt: skip
+
+
 def _forward(
     x: Tensor,
     shift: Tensor | None,
@@ -66,25 +77,33 @@ def _forward(
     down_bias: Tensor,
     top_k: int,
     cells_per_set: int,
+    wanted: bool,  # noqa: FBT001 - torch's operators take no keywords without a default
 ) -> list[Tensor]:
-    """Return the mixed cells, hidden rows and slopes, and what the router says."""
+    """Return the mixed cells, the statistics, and what the way back needs, if that is wanted."""
     from alphastomics.attn_model import expert_kernel, routing_kernel
 
+    mixture = _mixture(x, up_weight, top_k, noisy=noise is not None)
     tensors = (
-        x, shift, draw, mask, balance_bias, router, noise, up_weight, up_bias, down_weight,
+        x, router, noise, shift, draw, balance_bias, mask, up_weight, up_bias, down_weight,
         down_bias,
     )  # fmt: skip
-    key = key_of(tensors, x.device, *up_weight.shape, top_k)
-    routed = routing_kernel.route_forward(
-        x, router, noise, shift, draw, balance_bias, mask, top_k, cells_per_set, up_weight.dtype,
-        key,
-    )  # fmt: skip
-    layout = routing_kernel.layout(router.shape[0], top_k, x.device)
-    experts = (up_weight, up_bias, down_weight, down_bias)
-    mixed, hidden, slope = expert_kernel.forward(
-        routed, layout, experts, key, padded=mask is not None
-    )
-    return [mixed, hidden, slope, *routed]
+    key = key_of(tensors, x.device, *up_weight.shape, top_k, wanted)
+    layout = lay_out(routing_kernel.saved_parts(mixture, wanted=wanted))
+    memory = torch.empty(layout.size, dtype=torch.uint8, device=x.device)
+    space = Space(layout, memory, by_address=is_compiled(key, expert_kernel._down_kernel))
+    statistics = torch.empty(2 * mixture.num_experts + 3, device=x.device)
+    routing_kernel.route(mixture, space, statistics, x, tensors[1:6], mask, cells_per_set, key)
+    make = torch.empty if mask is None else torch.zeros
+    mixed = make(mixture.num_rows, mixture.width, dtype=mixture.dtype, device=x.device)
+    expert_kernel.mix(mixture, space, mixed, tensors[7:], key, wanted=wanted)
+    return [_add_rows(mixed, mixture), statistics, memory if wanted else memory.new_empty(0)]
+
+
+def _add_rows(rows: Tensor, mixture: Any) -> Tensor:
+    """Add up the rows of each cell."""
+    if mixture.num_rows == mixture.num_cells:
+        return rows
+    return rows.view(mixture.num_cells, -1, mixture.width).sum(1)
 
 
 def _backward(
@@ -92,9 +111,8 @@ def _backward(
     probability_grad: Tensor | None,
     balance_grad: Tensor | None,
     z_grad: Tensor | None,
-    hidden: Tensor,
-    slope: Tensor,
-    routed: list[Tensor],
+    statistics: Tensor,
+    memory: Tensor,
     draw: Tensor | None,
     router: Tensor,
     noise: Tensor | None,
@@ -102,26 +120,47 @@ def _backward(
     up_bias: Tensor,
     down_weight: Tensor,
     down_bias: Tensor,
+    top_k: int,
     cell_dtype: torch.dtype,
-    padded: bool,
-    shifted: bool,
+    padded: bool,  # noqa: FBT001
+    shifted: bool,  # noqa: FBT001
 ) -> list[Tensor]:
     """Return the gradients of cells, logits, the two routers' weights and the experts'."""
     from alphastomics.attn_model import gradient_kernel, routing_kernel
 
-    said = routing_kernel.Routed(*routed)
-    gradients = gradient_kernel.backward(
-        gradient_kernel.Upstream(mixed_grad, probability_grad, balance_grad, z_grad),
-        said,
-        routing_kernel.layout(router.shape[0], said.weight.shape[1], router.device),
-        gradient_kernel.Saved(
-            hidden, slope, draw, router, noise, up_weight, up_bias, down_weight, down_bias
+    mixture = _mixture(mixed_grad, up_weight, top_k, noisy=noise is not None)
+    upstream = gradient_kernel.Upstream(mixed_grad, probability_grad, balance_grad, z_grad)
+    weights = gradient_kernel.Weights(router, noise, up_weight, up_bias, down_weight, down_bias)
+    facts = (router.device, *up_weight.shape, top_k, cell_dtype, shifted)
+    key = key_of((*upstream, draw, *weights), *facts)
+    way = gradient_kernel.Way(
+        mixture,
+        Space(
+            lay_out(routing_kernel.saved_parts(mixture, wanted=True)),
+            memory,
+            by_address=is_compiled(key, gradient_kernel._sum_kernel),
         ),
-        cell_dtype,
-        padded=padded,
-        shifted=shifted,
+        statistics, upstream, weights, draw, key,
+    )  # fmt: skip
+    make = torch.zeros if padded else torch.empty
+    cell_grad = make(mixture.num_rows, mixture.width, dtype=cell_dtype, device=router.device)
+    logit_grad = None
+    if shifted:
+        logit_grad = make(mixture.num_cells, mixture.num_experts, device=router.device)
+    grads = gradient_kernel.Weights(
+        torch.empty_like(router),
+        None if noise is None else torch.empty_like(noise),
+        torch.empty_like(up_weight, dtype=up_bias.dtype),
+        torch.empty_like(up_bias),
+        torch.empty_like(down_weight, dtype=down_bias.dtype),
+        torch.empty_like(down_bias),
     )
-    return list(gradients)
+    way.to_hidden()
+    way.to_scores(logit_grad)
+    way.to_cells(cell_grad)
+    way.to_weights(grads)
+    some = [router.new_empty(0) if grad is None else grad for grad in (logit_grad, *grads)]
+    return [_add_rows(cell_grad, mixture), *some]
 
 
 forward_op = torch.library.custom_op("alphastomics::mixture_forward", _forward, mutates_args=())
@@ -143,33 +182,20 @@ def _forward_shapes(
     down_bias: Tensor,
     top_k: int,
     cells_per_set: int,
+    wanted: bool,  # noqa: FBT001
 ) -> list[Tensor]:
     """Allocate what `_forward` returns."""
-    from alphastomics.attn_model.routing_kernel import lanes
+    memory = 0
+    if wanted:
+        from alphastomics.attn_model.routing_kernel import saved_parts
 
-    (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
-    teams = make_teams(num_experts, top_k)
-    rows = num_cells * teams.rows
-
-    def single(*shape: int) -> Tensor:
-        return x.new_empty(shape, dtype=torch.float32)
-
-    def place(*shape: int) -> Tensor:
-        return x.new_empty(shape, dtype=torch.int32)
-
-    def half(*shape: int) -> Tensor:
-        return x.new_empty(shape, dtype=up_weight.dtype)
-
+        mixture = _mixture(x, up_weight, top_k, noisy=noise is not None)
+        # Not from the cache: the number of cells may be a symbol here.
+        memory = lay_out.__wrapped__(saved_parts(mixture, wanted=True)).size
     return [
-        half(num_cells, width),
-        half(rows, teams.members * hidden),
-        half(rows, teams.members * hidden),
-        half(rows, width),
-        single(num_cells, num_experts if noise is None else 2 * num_experts),
-        single(num_cells, top_k),
-        place(rows),
-        place(lanes(teams.count) + rows),
-        single(2 * num_experts + 3),
+        torch.empty_like(x, dtype=up_weight.dtype),
+        x.new_empty(2 * router.shape[0] + 3, dtype=torch.float32),
+        x.new_empty(memory, dtype=torch.uint8),
     ]
 
 
@@ -179,9 +205,8 @@ def _backward_shapes(
     probability_grad: Tensor | None,
     balance_grad: Tensor | None,
     z_grad: Tensor | None,
-    hidden: Tensor,
-    slope: Tensor,
-    routed: list[Tensor],
+    statistics: Tensor,
+    memory: Tensor,
     draw: Tensor | None,
     router: Tensor,
     noise: Tensor | None,
@@ -189,9 +214,10 @@ def _backward_shapes(
     up_bias: Tensor,
     down_weight: Tensor,
     down_bias: Tensor,
+    top_k: int,
     cell_dtype: torch.dtype,
-    padded: bool,
-    shifted: bool,
+    padded: bool,  # noqa: FBT001
+    shifted: bool,  # noqa: FBT001
 ) -> list[Tensor]:
     """Allocate what `_backward` returns."""
     logits = (mixed_grad.shape[0], router.shape[0]) if shifted else (0,)
@@ -230,17 +256,18 @@ class _Mixture(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         up, down = up_weight.to(dtype), down_weight.to(dtype)
         act = forward_op if torch.compiler.is_compiling() else _forward
-        mixed, *saved = act(
+        mixed, statistics, memory = act(
             x, shift, draw, mask, balance_bias, router, noise, up, up_bias, down, down_bias,
-            top_k, cells_per_set,
+            top_k, cells_per_set, any(ctx.needs_input_grad),
         )  # fmt: skip
-        ctx.save_for_backward(*saved, draw, router, noise, up, up_bias, down, down_bias)
-        ctx.cells_per_set, ctx.cell_dtype, ctx.padded = cells_per_set, x.dtype, mask is not None
+        ctx.save_for_backward(statistics, memory, draw, router, noise, up, up_bias, down, down_bias)
+        ctx.top_k, ctx.cells_per_set = top_k, cells_per_set
+        ctx.num_cells, ctx.cell_dtype, ctx.padded = x.shape[0], x.dtype, mask is not None
         ctx.shift_dtype = None if shift is None else shift.dtype
         # No zeros are made for losses that nothing uses.
         ctx.set_materialize_grads(False)
         num_experts = router.shape[0]
-        counts, probability, rest = saved[-1].split([num_experts, num_experts, 3])
+        counts, probability, rest = statistics.split([num_experts, num_experts, 3])
         num_cells, balance, z_loss = rest.unbind()
         ctx.mark_non_differentiable(counts, num_cells)
         return mixed, counts, probability, num_cells, balance, z_loss
@@ -248,21 +275,21 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands saved tensors out no second time.
-        hidden, slope, *rest = ctx.saved_tensors
-        routed, inputs = rest[:6], rest[6:]
+        saved = ctx.saved_tensors
+        noise, up, down_bias = saved[4], saved[5], saved[8]
         mixed, _, probability, _, balance, z_loss = grads
         if mixed is None:
-            mixed = hidden.new_zeros(routed[2].shape[0], inputs[3].shape[1])
-        act = backward_op if torch.compiler.is_compiling() else _backward
+            mixed = up.new_zeros(ctx.num_cells, down_bias.shape[1])
+        act: Any = backward_op if torch.compiler.is_compiling() else _backward
         x_grad, logit_grad, router_grad, noise_grad, *expert_grads = act(
-            mixed.contiguous(), probability, balance, z_loss, hidden, slope, routed, *inputs,
-            ctx.cell_dtype, ctx.padded, ctx.shift_dtype is not None,
+            mixed.contiguous(), probability, balance, z_loss, *saved, ctx.top_k, ctx.cell_dtype,
+            ctx.padded, ctx.shift_dtype is not None,
         )  # fmt: skip
         shift_grad = None
         if ctx.shift_dtype is not None:
             by_set = logit_grad.view(-1, ctx.cells_per_set, logit_grad.shape[1])
             shift_grad = by_set.sum(1).to(ctx.shift_dtype)
-        routers = router_grad, None if inputs[2] is None else noise_grad
+        routers = router_grad, None if noise is None else noise_grad
         return x_grad, shift_grad, None, None, None, *routers, *expert_grads, None, None, None
 
 

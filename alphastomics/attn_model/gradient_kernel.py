@@ -13,22 +13,21 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from alphastomics.attn_model.expert_kernel import (
+    HALF,
+    Tiling,
     _product,
-    add_rows,
     most_tiles,
-    parts_of,
     tiling_options,
 )
-from alphastomics.attn_model.launch import Key, key_of, launch
+from alphastomics.attn_model.launch import Key, Parts, Space, is_compiled, launch, lay_out
 from alphastomics.attn_model.routing_kernel import (
-    CELLS,
-    Layout,
-    Routed,
+    Mixture,
     _member,
     _softmax,
     _tile,
     has_descriptors,
     lanes,
+    parts_of,
 )
 
 # From this width on descriptors pay; below, products wait for memory.
@@ -64,7 +63,7 @@ def _hidden_gradient_kernel(
         column = part * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
             grad_ptr, w_ptr, visit // VISITS, expert, column, width, width, hidden,
-            tl.zeros((ROWS, COLUMNS), tl.float32), 1, True, DEPTH, EVEN,
+            tl.zeros((ROWS, COLUMNS), tl.float32), MEMBERS=1, TURNED=True, DEPTH=DEPTH, EVEN=EVEN,
         )  # fmt: skip
         at = row.to(tl.int64)[:, None] * (MEMBERS * hidden) + member * hidden + column[None, :]
         fits = (row < end)[:, None] & (column < hidden)[None, :]
@@ -240,7 +239,8 @@ def _cell_gradient_kernel(
         column = (tl.program_id(0) % parts) * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
             before_grad_ptr, w_ptr, safe, tl.load(table_ptr + team), column, MEMBERS * hidden,
-            hidden, width, tl.zeros((ROWS, COLUMNS), tl.float32), MEMBERS, True, DEPTH, EVEN,
+            hidden, width, tl.zeros((ROWS, COLUMNS), tl.float32),
+            MEMBERS=MEMBERS, TURNED=True, DEPTH=DEPTH, EVEN=EVEN,
         )  # fmt: skip
         lane = tl.arange(0, LANES)
         matrices: tl.constexpr = 1 if noise_ptr is None else 2
@@ -294,16 +294,16 @@ def _outer_product(
 @triton.jit
 @no_type_check
 def _weight_gradient_part(
-    a, b, table_ptr, plan_ptr, down_start, start, width, hidden, DESCRIBED: tl.constexpr,
+    a, b, table_ptr, plan_ptr, down_start, start, width, hidden, chunk, DESCRIBED: tl.constexpr,
     TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, MEMBERS: tl.constexpr,
     SPLIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """A^T B over an expert's rows, or over SPLIT rows of a team's member."""
+    """Form A^T B over an expert's rows, or if SPLIT over a chunk of rows of a team's member."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     if SPLIT:
         tile, member = tl.program_id(1) // MEMBERS, tl.program_id(1) % MEMBERS
-        team, first, end = _tile(plan_ptr, tile, TEAMS, TEAM_LANES, SPLIT)
-        end = tl.where(team < TEAMS, tl.minimum(end, first + SPLIT), first)
+        team, first, end = _tile(plan_ptr, tile, TEAMS, TEAM_LANES, chunk)
+        end = tl.where(team < TEAMS, tl.minimum(end, first + chunk), first)
         total = _outer_product(
             a, b, first, end, down_start, start, width, hidden, member, total, DESCRIBED,
             MEMBERS, ROWS, COLUMNS, DEPTH,
@@ -325,11 +325,11 @@ def _weight_gradient_part(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunk"])
 @no_type_check
 def _weight_gradient_kernel(
-    grad, hidden_rows, x, before_grad, table_ptr, plan_ptr, down_ptr, up_ptr, width, hidden,
-    DESCRIBED: tl.constexpr,
+    grad, hidden_rows, x, before_grad, table_ptr, plan_ptr, up_ptr, down_ptr,
+    chunk, width, hidden, DESCRIBED: tl.constexpr,
     TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, MEMBERS: tl.constexpr,
     SPLIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
@@ -345,15 +345,15 @@ def _weight_gradient_kernel(
     to = tl.program_id(1).to(tl.int64) * width * hidden
     if tl.program_id(2) == 0:
         total = _weight_gradient_part(
-            grad, hidden_rows, table_ptr, plan_ptr, down_start, start, width, hidden, DESCRIBED,
-            TEAMS, TEAM_LANES, MEMBERS, SPLIT, ROWS, COLUMNS, DEPTH,
+            grad, hidden_rows, table_ptr, plan_ptr, down_start, start, width, hidden, chunk,
+            DESCRIBED, TEAMS, TEAM_LANES, MEMBERS, SPLIT, ROWS, COLUMNS, DEPTH,
         )  # fmt: skip
         at = to + column[None, :] * width + down[:, None]
         tl.store(down_ptr + at, total.to(down_ptr.dtype.element_ty), mask=fits)
     else:
         total = _weight_gradient_part(
-            x, before_grad, table_ptr, plan_ptr, down_start, start, width, hidden, DESCRIBED,
-            TEAMS, TEAM_LANES, MEMBERS, SPLIT, ROWS, COLUMNS, DEPTH,
+            x, before_grad, table_ptr, plan_ptr, down_start, start, width, hidden, chunk,
+            DESCRIBED, TEAMS, TEAM_LANES, MEMBERS, SPLIT, ROWS, COLUMNS, DEPTH,
         )  # fmt: skip
         at = to + down[:, None] * hidden + column[None, :]
         tl.store(up_ptr + at, total.to(up_ptr.dtype.element_ty), mask=fits)
@@ -362,8 +362,8 @@ def _weight_gradient_kernel(
 @triton.jit
 @no_type_check
 def _sum_tiles(
-    partial_ptr, to_ptr, table_ptr, plan_ptr, expert, start, width,
-    TEAMS: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr,
+    partial_ptr, to_ptr, table_ptr, plan_ptr, expert, start, width, rows,
+    TEAMS: tl.constexpr, MEMBERS: tl.constexpr,
     TILES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add up some columns of one expert's tiles, which lie by tile and member."""
@@ -374,7 +374,7 @@ def _sum_tiles(
     begin = 0
     for team in range(TEAMS):
         packed, end = tl.load(table_ptr + team), tl.load(plan_ptr + team)
-        last = first + (end - begin + ROWS - 1) // ROWS
+        last = first + (end - begin + rows - 1) // rows
         for member in tl.static_range(MEMBERS):
             if _member(packed, member) == expert:
                 for i in range(first, last, TILES):
@@ -413,12 +413,12 @@ def _sum_all_tiles(
     tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunk"])
 @no_type_check
 def _sum_kernel(
     up_partial_ptr, down_partial_ptr, up_bias_partial_ptr, partial_ptr, table_ptr, plan_ptr,
-    up_ptr, down_ptr, up_bias_ptr, down_bias_ptr, router_ptr, noise_ptr, width, hidden,
-    EXPERTS: tl.constexpr, TEAMS: tl.constexpr, MEMBERS: tl.constexpr,
+    up_ptr, down_ptr, up_bias_ptr, down_bias_ptr, router_ptr, noise_ptr,
+    chunk, width, hidden, EXPERTS: tl.constexpr, TEAMS: tl.constexpr, MEMBERS: tl.constexpr,
     SPLIT: tl.constexpr, HIDDEN_ROWS: tl.constexpr, SCORE_ROWS: tl.constexpr,
     TILES: tl.constexpr, COLUMNS: tl.constexpr,
     NARROW_TILES: tl.constexpr, NARROW_COLUMNS: tl.constexpr,
@@ -447,7 +447,7 @@ def _sum_kernel(
     elif noise < 0:
         _sum_tiles(
             up_bias_partial_ptr, up_bias_ptr, table_ptr, plan_ptr, expert, up_bias, hidden,
-            TEAMS, MEMBERS, HIDDEN_ROWS, NARROW_TILES, NARROW_COLUMNS,
+            HIDDEN_ROWS, TEAMS, MEMBERS, NARROW_TILES, NARROW_COLUMNS,
         )  # fmt: skip
     elif matrix < 0:
         if noise_ptr is not None:
@@ -458,13 +458,13 @@ def _sum_kernel(
     elif SPLIT:
         if matrix < large:
             _sum_tiles(
-                up_partial_ptr, up_ptr, table_ptr, plan_ptr, expert, matrix, size,
-                TEAMS, MEMBERS, SPLIT, TILES, COLUMNS,
+                up_partial_ptr, up_ptr, table_ptr, plan_ptr, expert, matrix, size, chunk,
+                TEAMS, MEMBERS, TILES, COLUMNS,
             )  # fmt: skip
         else:
             _sum_tiles(
                 down_partial_ptr, down_ptr, table_ptr, plan_ptr, expert, matrix - large, size,
-                TEAMS, MEMBERS, SPLIT, TILES, COLUMNS,
+                chunk, TEAMS, MEMBERS, TILES, COLUMNS,
             )  # fmt: skip
 
 
@@ -477,25 +477,9 @@ class Upstream(NamedTuple):
     z_loss: Tensor | None
 
 
-class Gradients(NamedTuple):
-    """The gradients of the cells, the logits (empty if not asked for), routers and experts."""
+class Weights(NamedTuple):
+    """The weights of a mixture, or their gradients; `noise` is None where none was drawn."""
 
-    cells: Tensor
-    logit: Tensor
-    router: Tensor
-    noise: Tensor
-    up: Tensor
-    up_bias: Tensor
-    down: Tensor
-    down_bias: Tensor
-
-
-class Saved(NamedTuple):
-    """What the way there left: its hidden rows and slopes, the noise drawn, and the weights."""
-
-    hidden: Tensor
-    slope: Tensor
-    draw: Tensor | None
     router: Tensor
     noise: Tensor | None
     up: Tensor
@@ -504,168 +488,169 @@ class Saved(NamedTuple):
     down_bias: Tensor
 
 
-class _Way:
-    """One way back, step by step; a step leaves what the next ones need."""
+class Split(NamedTuple):
+    """Rows of a chunk of a team for the matrices' gradients, 0 for one program an expert.
+
+    `programs` side by side, of one for each of `blocks`; tiles by descriptors if `described`.
+    """
+
+    rows: int
+    programs: int
+    blocks: int
+    described: bool
+
+
+def split_rows(mixture: Mixture, tiling: Tiling, *, described: bool) -> Split:
+    """Choose how the matrices' gradients are shared out."""
+    m = mixture
+    blocks = parts_of(m.width, tiling.rows) * parts_of(m.hidden, tiling.columns)
+    if 2 * blocks * m.num_experts >= PROGRAMS:
+        return Split(0, m.num_experts, blocks, described)
+    members = m.teams.members
+    rows = SPLIT * max(1, parts_of(m.num_rows * members * blocks, PROGRAMS * SPLIT))
+    return Split(rows, most_tiles(m, rows) * members, blocks, described)
+
+
+def is_describable(mixture: Mixture, device: torch.device) -> bool:
+    """Tell whether the copy engine can fetch tiles of rows, and if it pays: whole steps only."""
+    sides, depth = (mixture.width, mixture.hidden), HALF["wide weight gradient"].depth
+    return (
+        has_descriptors(device)
+        and mixture.dtype != torch.float32
+        and all(side >= DESCRIBED_WIDTH and side % depth == 0 for side in sides)
+    )
+
+
+class Way:
+    """One way back, step by step; a step leaves in `space` what the next ones need."""
 
     def __init__(
-        self, upstream: Upstream, routed: Routed, layout: Layout, saved: Saved, key: Key | None
+        self,
+        mixture: Mixture,
+        saved: Space,
+        statistics: Tensor,
+        upstream: Upstream,
+        weights: Weights,
+        draw: Tensor | None,
+        key: Key | None,
     ) -> None:
-        self.upstream, self.routed, self.saved, self.key = upstream, routed, saved, key
-        self.teams, self.table, self.sizes = layout
-        self.told = {name: self.sizes[name] for name in ("TEAMS", "TEAM_LANES", "MEMBERS")}
-        self.num_experts, self.width, self.hidden = saved.up.shape
-        self.num_rows = routed.sent.shape[0]
-        self.dtype, self.device = routed.sent.dtype, routed.sent.device
-        self.numbers: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
-        self.matrices = 1 if saved.noise is None else 2
+        self.mixture, self.saved, self.statistics = mixture, saved, statistics
+        self.upstream, self.weights, self.draw, self.key = upstream, weights, draw, key
+        device = weights.up.device
+        self.table = mixture.table(device)
+        described = is_describable(mixture, device)
+        kinds = ("hidden gradient", "score gradient", "cell gradient", "weight gradient")
+        if described:
+            kinds = (*kinds[:3], "wide weight gradient")
+        self.of_hidden, self.of_scores, self.of_cells, self.of_weights = (
+            tiling_options(kind, mixture.dtype, device) for kind in kinds
+        )
+        self.split = split_rows(mixture, self.of_weights[0], described=described)
+        self.num_parts = parts_of(mixture.hidden, self.of_hidden[0].columns)
+        layout = lay_out(self.parts())
+        memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
+        self.space = Space(layout, memory, by_address=is_compiled(key, _sum_kernel))
 
-    def tiles(self, rows: int) -> int:
-        """Return how many tiles there are at most."""
-        return most_tiles(self.num_rows, self.teams.count, rows)
+    def parts(self) -> Parts:
+        """List what the steps leave to each other."""
+        m, single = self.mixture, torch.float32
+        hidden, members = m.hidden, m.teams.members
+        parts: Parts = (
+            ("before_grad", (m.num_rows, members * hidden), m.dtype),
+            ("weight_grad", (self.num_parts, m.num_cells, m.top_k), single),
+            ("up_bias_partial", (most_tiles(m, self.of_hidden[0].rows), members, hidden), single),
+            ("sent_grad", (m.num_rows, m.width), m.dtype),
+            ("score_grad", (m.num_rows, m.matrices * lanes(m.num_experts)), m.dtype),
+            (
+                "partial",
+                (most_tiles(m, self.of_scores[0].rows), m.matrices + 1, m.num_experts, m.width),
+                single,
+            ),
+        )
+        if not self.split.rows:
+            return parts
+        shape = (self.split.programs, m.width * hidden)
+        return (*parts, ("up_partial", shape, single), ("down_partial", shape, single))
 
     def to_hidden(self) -> None:
         """Find the gradients before GELU."""
-        tiling, options = tiling_options("hidden gradient", self.dtype, self.device)
-        routed, saved = self.routed, self.saved
-        tiles, self.num_parts = self.tiles(tiling.rows), parts_of(self.hidden, tiling.columns)
-        self.hidden_rows = tiling.rows
-        self.before_grad = torch.empty_like(saved.hidden)
-        self.weight_grad = torch.empty(self.num_parts, *routed.weight.shape, **self.numbers)
-        self.up_bias_partial = torch.empty(tiles, self.teams.members, self.hidden, **self.numbers)
+        m, saved, space, (tiling, options) = self.mixture, self.saved, self.space, self.of_hidden
+        programs = most_tiles(m, tiling.rows) * m.teams.members * self.num_parts
+        told = m.told("TEAMS", "TEAM_LANES", "MEMBERS", "VISITS")
         launch(
-            self.key, _hidden_gradient_kernel, (tiles * self.teams.members * self.num_parts, 1, 1),
-            (self.upstream.mixed, saved.down, saved.hidden, saved.slope, self.table, routed.plan,
-             self.before_grad, self.weight_grad, self.up_bias_partial,
-             routed.weight.numel(), self.width, self.hidden),
-            {"EVEN": self.width % tiling.depth == 0, **self.sizes, **options},
+            self.key, _hidden_gradient_kernel, (programs, 1, 1),
+            (self.upstream.mixed, self.weights.down, saved["hidden"], saved["slope"], self.table,
+             saved["plan"], space["before_grad"], space["weight_grad"], space["up_bias_partial"],
+             m.num_cells * m.top_k, m.width, m.hidden),
+            {"EVEN": m.width % tiling.depth == 0, **told, **options},
         )  # fmt: skip
 
-    def to_scores(self, *, shifted: bool, padded: bool) -> None:
-        """Find the gradients of the router's scores."""
-        tiling, options = tiling_options("score gradient", self.dtype, self.device)
-        routed, saved = self.routed, self.saved
-        (num_cells, _), padding = routed.weight.shape, lanes(self.num_experts)
-        self.score_rows, tiles = tiling.rows, self.tiles(tiling.rows)
-        self.sent_grad = torch.empty_like(routed.sent)
-        self.score_grad = torch.empty(
-            self.num_rows, self.matrices * padding, dtype=self.dtype, device=self.device
-        )
-        make = torch.zeros if padded else torch.empty
-        self.logit_grad = make(num_cells, self.num_experts, **self.numbers) if shifted else None
-        self.partial = torch.empty(
-            tiles, self.matrices + 1, self.num_experts, self.width, **self.numbers
-        )
-        # These are columns that are read at a time: there is no depth.
-        options = {name: value for name, value in options.items() if name != "DEPTH"}
+    def to_scores(self, logit_grad: Tensor | None) -> None:
+        """Find the gradients of the router's scores, and of logits where asked for."""
+        m, saved, space, (tiling, _) = self.mixture, self.saved, self.space, self.of_scores
+        names = ("EXPERTS", "LANES", "CELLS", "TEAMS", "TEAM_LANES", "MEMBERS", "VISITS")
+        # Columns are what is read at a time: there is no depth.
+        options = {"ROWS": tiling.rows, "COLUMNS": tiling.columns}
+        options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
         launch(
-            self.key, _score_gradient_kernel, (tiles, 1, 1),
-            (self.upstream.mixed, routed.sent, saved.down_bias, routed.score, saved.draw,
-             routed.weight, self.weight_grad, routed.spot, routed.statistics, *self.upstream[1:],
-             self.table, routed.plan, self.sent_grad, self.score_grad, self.logit_grad,
-             self.partial, num_cells, self.num_parts, self.width),
-            {"EXPERTS": self.num_experts, "LANES": padding, "CELLS": CELLS, **self.sizes,
-             **options},
+            self.key, _score_gradient_kernel, (most_tiles(m, tiling.rows), 1, 1),
+            (self.upstream.mixed, saved["sent"], self.weights.down_bias, saved["score"], self.draw,
+             saved["weight"], space["weight_grad"], saved["spot"], self.statistics,
+             *self.upstream[1:], self.table, saved["plan"], space["sent_grad"], space["score_grad"],
+             logit_grad, space["partial"], m.num_cells, self.num_parts, m.width),
+            {**m.told(*names), **options},
         )  # fmt: skip
 
-    def to_cells(self, dtype: torch.dtype, *, padded: bool) -> Tensor:
-        """Return the gradient of the cells."""
-        tiling, options = tiling_options("cell gradient", self.dtype, self.device)
-        saved = self.saved
-        make = torch.zeros if padded else torch.empty
-        cell_grad = make(self.num_rows, self.width, dtype=dtype, device=self.device)
-        programs = self.tiles(tiling.rows) * parts_of(self.width, tiling.columns)
+    def to_cells(self, cell_grad: Tensor) -> None:
+        """Find the gradients of rows, (S, D), at the places of their cells."""
+        m, space, weights, (tiling, options) = self.mixture, self.space, self.weights, self.of_cells
+        programs = most_tiles(m, tiling.rows) * parts_of(m.width, tiling.columns)
+        told = m.told("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "MEMBERS")
         launch(
             self.key, _cell_gradient_kernel, (programs, 1, 1),
-            (self.before_grad, saved.up, self.score_grad, saved.router, saved.noise,
-             self.table, self.routed.plan, cell_grad, self.width, self.hidden),
-            {"EXPERTS": self.num_experts, "LANES": lanes(self.num_experts),
-             "EVEN": self.hidden % tiling.depth == 0, **self.told, **options},
+            (space["before_grad"], weights.up, space["score_grad"], weights.router, weights.noise,
+             self.table, self.saved["plan"], cell_grad, m.width, m.hidden),
+            {"EVEN": m.hidden % tiling.depth == 0, **told, **options},
         )  # fmt: skip
-        return add_rows(cell_grad, self.teams.rows)
 
-    def to_weights(self) -> tuple[Tensor, ...]:
-        """Return the gradients of router, noise and experts."""
-        tiling, options = tiling_options("weight gradient", self.dtype, self.device)
-        saved, plan = self.saved, self.routed.plan
-        blocks = parts_of(self.width, tiling.rows) * parts_of(self.hidden, tiling.columns)
-        split, chunks = self.split(2 * blocks)
-        up_grad = torch.empty_like(saved.up, dtype=saved.up_bias.dtype)
-        down_grad = torch.empty_like(saved.down, dtype=saved.down_bias.dtype)
-        up_partial, down_partial = up_grad, down_grad
-        if split:
-            up_partial = torch.empty(chunks, self.width * self.hidden, **self.numbers)
-            down_partial = torch.empty_like(up_partial)
-        operands: list[Any] = [self.sent_grad, saved.hidden, self.routed.sent, self.before_grad]
-        described = self.is_describable(tiling.depth)
-        if described:
-            sides = (tiling.rows, tiling.columns, tiling.rows, tiling.columns)
-            operands = [
-                TensorDescriptor.from_tensor(rows, [tiling.depth, side])
-                for rows, side in zip(operands, sides, strict=True)
-            ]
-        key = None if self.key is None else (*self.key, split)
-        launch(
-            key, _weight_gradient_kernel, (blocks, chunks, 2),
-            (*operands, self.table, plan, down_partial, up_partial, self.width, self.hidden),
-            {"DESCRIBED": described, "SPLIT": split, **self.told, **options},
+    def to_weights(self, grads: Weights) -> None:
+        """Find the gradients of router, noise and experts."""
+        m, saved, space, (rows, programs, blocks, described) = (
+            self.mixture, self.saved, self.space, self.split,
         )  # fmt: skip
-        up_bias_grad, down_bias_grad = map(torch.empty_like, (saved.up_bias, saved.down_bias))
-        router_grad = torch.empty_like(saved.router)
-        noise_grad = None if saved.noise is None else torch.empty_like(saved.noise)
-        narrow = parts_of(self.hidden, NARROW_COLUMNS)
-        narrow += (1 + self.matrices) * parts_of(self.width, NARROW_COLUMNS)
-        large = 2 * parts_of(self.width * self.hidden, COLUMNS) if split else 0
+        partials = (space["up_partial"], space["down_partial"]) if rows else (grads.up, grads.down)
         launch(
-            key, _sum_kernel, (narrow + large, self.num_experts, 1),
-            (up_partial, down_partial, self.up_bias_partial, self.partial, self.table, plan,
-             up_grad, down_grad, up_bias_grad, down_bias_grad, router_grad, noise_grad,
-             self.width, self.hidden),
-            {"EXPERTS": self.num_experts, "TEAMS": self.teams.count, "MEMBERS": self.teams.members,
-             "SPLIT": split, "HIDDEN_ROWS": self.hidden_rows, "SCORE_ROWS": self.score_rows,
+            self.key, _weight_gradient_kernel, (blocks, programs, 2),
+            (*self._operands(), self.table, saved["plan"], *partials, rows, m.width, m.hidden),
+            {"DESCRIBED": described, "SPLIT": rows > 0, **m.told("TEAMS", "TEAM_LANES", "MEMBERS"),
+             **self.of_weights[1]},
+        )  # fmt: skip
+        narrow = parts_of(m.hidden, NARROW_COLUMNS)
+        narrow += (1 + m.matrices) * parts_of(m.width, NARROW_COLUMNS)
+        large = 2 * parts_of(m.width * m.hidden, COLUMNS) if rows else 0
+        launch(
+            self.key, _sum_kernel, (narrow + large, m.num_experts, 1),
+            (*partials, space["up_bias_partial"], space["partial"], self.table, saved["plan"],
+             grads.up, grads.down, grads.up_bias, grads.down_bias, grads.router, grads.noise,
+             rows, m.width, m.hidden),
+            {**m.told("EXPERTS", "TEAMS", "MEMBERS"), "SPLIT": rows > 0,
+             "HIDDEN_ROWS": self.of_hidden[0].rows, "SCORE_ROWS": self.of_scores[0].rows,
              "TILES": TILES, "COLUMNS": COLUMNS,
              "NARROW_TILES": NARROW_TILES, "NARROW_COLUMNS": NARROW_COLUMNS},
         )  # fmt: skip
-        noise_grad = router_grad.new_empty(0) if noise_grad is None else noise_grad
-        return router_grad, noise_grad, up_grad, up_bias_grad, down_grad, down_bias_grad
 
-    def split(self, blocks: int) -> tuple[int, int]:
-        """Return into how many rows teams are split for the matrices' gradients, and the programs.
-
-        0: not at all, one program an expert and block.
-        """
-        if blocks * self.num_experts >= PROGRAMS:
-            return 0, self.num_experts
-        members = self.teams.members
-        split = SPLIT * max(1, -(-self.num_rows * members * blocks // (2 * PROGRAMS * SPLIT)))
-        return split, self.tiles(split) * members
-
-    def is_describable(self, depth: int) -> bool:
-        """Tell whether the copy engine can fetch tiles of rows, and if it pays: whole steps only."""
-        return (
-            has_descriptors(self.device)
-            and self.dtype != torch.float32
-            and all(
-                side >= DESCRIBED_WIDTH and side % depth == 0 for side in (self.width, self.hidden)
-            )
+    def _operands(self) -> list[Any]:
+        """Return the factors of the matrices' gradients: gradients and hidden rows, and so on."""
+        of_width, of_hidden, depth = self.of_weights[0][:3]
+        factors = (
+            (self.space, "sent_grad", of_width),
+            (self.saved, "hidden", of_hidden),
+            (self.saved, "sent", of_width),
+            (self.space, "before_grad", of_hidden),
         )
-
-
-def backward(
-    upstream: Upstream,
-    routed: Routed,
-    layout: Layout,
-    saved: Saved,
-    cell_dtype: torch.dtype,
-    *,
-    padded: bool,
-    shifted: bool,
-) -> Gradients:
-    """Return all gradients; that of the logits if `shifted`."""
-    facts = (*saved.up.shape, routed.weight.shape[1], cell_dtype, shifted)
-    key = key_of((*upstream, *saved[2:]), routed.sent.device, *facts)
-    way = _Way(upstream, routed, layout, saved, key)
-    way.to_hidden()
-    way.to_scores(shifted=shifted, padded=padded)
-    cells = way.to_cells(cell_dtype, padded=padded)
-    logit = saved.router.new_empty(0) if way.logit_grad is None else way.logit_grad
-    return Gradients(cells, logit, *way.to_weights())
+        if not self.split.described:
+            return [space[name] for space, name, _ in factors]
+        return [
+            TensorDescriptor.from_tensor(space.tensor(name), [depth, side])
+            for space, name, side in factors
+        ]

@@ -1,17 +1,26 @@
-"""Launches Triton's kernels: Triton looks at each argument each time, here once for calls alike.
+"""Launches Triton's kernels and lays out their memory at little cost to Python.
 
-A layer of few cells takes less time than that look, which costs as much again as the launch.
+A layer of few cells takes a GPU less time than Python takes to launch it. So what a call needs is
+one allocation, and Triton's look at each argument, which costs as much again as a launch, is spared
+for calls that are compiled for the same.
 """
 
-from typing import Any
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 # Kernels are compiled for addresses that are multiples of this, if they are.
 ALIGNMENT = 16
+# Parts of an allocation begin at multiples of this.
+PART = 512
 
 Key = tuple[Any, ...]
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+Parts = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+# A kernel's runner for the last grid, the grid, the compiled kernel, and its constants in order.
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[int, int, int], Any, tuple[Any, ...]]] = {}
 
 
 def key_of(tensors: tuple[Tensor | None, ...], *facts: Any) -> Key | None:
@@ -26,7 +35,7 @@ def key_of(tensors: tuple[Tensor | None, ...], *facts: Any) -> Key | None:
             address |= tensor.data_ptr()
     if address % ALIGNMENT:
         return None
-    return *facts, *(None if tensor is None else tensor.dtype for tensor in tensors)
+    return *facts, *[None if tensor is None else tensor.dtype for tensor in tensors]
 
 
 def launch(
@@ -37,16 +46,61 @@ def launch(
     constants: dict[str, Any],
 ) -> None:
     """Launch a kernel with its arguments in order, and its constants and options by name."""
-    if key is None:
-        kernel[grid](*arguments, **constants)
-        return
     name = (key, kernel.__name__)
     known = _compiled.get(name)
     if known is None:
         compiled = kernel[grid](*arguments, **constants)
-        if compiled is not None:  # Triton's interpreter compiles nothing.
+        # Triton's interpreter compiles nothing.
+        if compiled is not None and key is not None:
             rest = tuple(constants[a] for a in kernel.arg_names[len(arguments) :])
-            _compiled[name] = (compiled, rest)
+            _compiled[name] = (compiled[grid], grid, compiled, rest)
         return
-    compiled, rest = known
-    compiled[grid](*arguments, *rest)
+    runner, last, compiled, rest = known
+    if grid != last:
+        runner = compiled[grid]
+        _compiled[name] = (runner, grid, compiled, rest)
+    runner(*arguments, *rest)
+
+
+def is_compiled(key: Key | None, kernel: Any) -> bool:
+    """Tell whether a kernel has been launched with this key."""
+    return (key, kernel.__name__) in _compiled
+
+
+class Layout(NamedTuple):
+    """Where the parts of an allocation begin, what they are, and how many bytes it has."""
+
+    offsets: dict[str, int]
+    parts: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    size: int
+
+
+@lru_cache(maxsize=256)
+def lay_out(parts: Parts) -> Layout:
+    """Lay parts, (name, shape, dtype) each, one behind the other."""
+    offsets, end = {}, 0
+    for name, shape, dtype in parts:
+        offsets[name] = end
+        end += -(-math.prod(shape) * dtype.itemsize // PART) * PART
+    return Layout(offsets, {name: (shape, dtype) for name, shape, dtype in parts}, end)
+
+
+class Space:
+    """One allocation of many parts: each a tensor, or for kernels already compiled an address."""
+
+    def __init__(self, layout: Layout, memory: Tensor, *, by_address: bool) -> None:
+        self.layout, self.memory = layout, memory
+        self.address = memory.data_ptr() if by_address else None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a part, to be handed to a kernel."""
+        if self.address is None:
+            return self.tensor(name)
+        return self.address + self.layout.offsets[name]
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a part as a tensor."""
+        shape, dtype = self.layout.parts[name]
+        start = self.layout.offsets[name]
+        end = start + math.prod(shape) * dtype.itemsize
+        return self.memory[start:end].view(dtype).view(shape)

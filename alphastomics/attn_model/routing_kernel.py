@@ -6,14 +6,14 @@ each row among those of its team (`teams.py`). No atomics: the same cells give t
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from alphastomics.attn_model.launch import Key, launch
+from alphastomics.attn_model.launch import Key, Parts, Space, launch
 from alphastomics.attn_model.teams import MEMBER_BITS, Teams, make_teams, team_table
 
 # Cells of a block, blocks that are added up at a time, and how many warps and stages a program has.
@@ -21,7 +21,7 @@ CELLS, BLOCKS, WARPS, STAGES = 128, 128, 4, 3
 # Columns of a tile that is routed.
 COLUMNS = 32
 # Columns of a tile that is sent, and a program's warps.
-SENT_COLUMNS, SENT_WARPS = 64, 8
+SENT_COLUMNS, SENT_WARPS = 64, 4
 # The tensor cores' smallest side; experts and teams are padded to a power of two from here on.
 SMALLEST_SIDE = 16
 # Bytes of shared memory that a program may take on a GPU for data centres; others have 99 KiB.
@@ -44,48 +44,97 @@ def has_descriptors(device: torch.device) -> bool:
     return is_ample(device) and torch.cuda.get_device_properties(device).major >= 9
 
 
-class Routed(NamedTuple):
-    """What the router says of T cells, S = T x rows of a cell.
-
-    `sent` (S, D) holds the cells by team, in the experts' precision; `score` (T, E or 2 E) logits and, with noise, its scale before the softplus; `weight` (T, k) by
-    ascending expert; `spot` (S,) 128 times the team of a row plus its rank in its block, -1 for
-    padding; `plan` where each team's rows end, then the rows in order; `statistics` (2 E + 3)
-    counts, probability, cells, balance loss and z-loss.
-    """
-
-    sent: Tensor
-    score: Tensor
-    weight: Tensor
-    spot: Tensor
-    plan: Tensor
-    statistics: Tensor
-
-
 def lanes(count: int) -> int:
     """Return a number of experts or teams, padded to what the kernels take."""
     return max(SMALLEST_SIDE, 1 << (count - 1).bit_length())
 
 
-class Layout(NamedTuple):
-    """Teams, their table on the device, and what the kernels are told of them."""
+class Mixture(NamedTuple):
+    """The shape of a call: its sizes, its teams, and what kernels are told.
 
+    T cells of width D have S rows, one or k each; E experts of width H, of which a cell visits k.
+    """
+
+    num_cells: int
+    width: int
+    hidden: int
+    num_experts: int
+    top_k: int
+    noisy: bool
+    dtype: torch.dtype
     teams: Teams
-    table: Tensor
-    sizes: dict[str, Any]
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows, S."""
+        return self.num_cells * self.teams.rows
+
+    @property
+    def matrices(self) -> int:
+        """Return how many matrices score a cell: the router's, and with noise the noise's."""
+        return 2 if self.noisy else 1
+
+    def table(self, device: torch.device) -> Tensor:
+        """Return the table of the teams."""
+        return _table(self.num_experts, self.top_k, device)
+
+    def told(self, *names: str) -> dict[str, int]:
+        """Return constants by name."""
+        constants = _constants(self.num_experts, self.top_k)
+        return {name: constants[name] for name in names}
 
 
 @lru_cache
-def layout(num_experts: int, top_k: int, device: torch.device) -> Layout:
-    """Lay out the teams of a mixture."""
+def _constants(num_experts: int, top_k: int) -> dict[str, int]:
+    """Return what the kernels are told of experts and teams."""
     teams = make_teams(num_experts, top_k)
-    table = torch.tensor(team_table(num_experts, teams), device=device)
-    sizes = {
-        "TEAMS": teams.count,
-        "TEAM_LANES": lanes(teams.count),
+    return {
+        "EXPERTS": num_experts,
+        "LANES": lanes(num_experts),
+        "TEAMS": teams.number,
+        "TEAM_LANES": lanes(teams.number),
         "MEMBERS": teams.members,
         "VISITS": teams.rows,
+        "CELLS": CELLS,
     }
-    return Layout(teams, table, sizes)
+
+
+@lru_cache
+def _table(num_experts: int, top_k: int, device: torch.device) -> Tensor:
+    """Return the table of a mixture's teams."""
+    return torch.tensor(team_table(num_experts, make_teams(num_experts, top_k)), device=device)
+
+
+def saved_parts(mixture: Mixture, *, wanted: bool) -> Parts:
+    """List what a call leaves for the way back; less if none is `wanted`.
+
+    `sent` holds the cells by team, in the experts' precision; `score` logits and, with noise, its
+    scale before the softplus; `weight` those of a cell's experts, ascending; `spot` 128 times the
+    team of a row plus its rank in its block, -1 for padding; `plan` where each team's rows end,
+    then the rows in order; `hidden` and `slope` GELU and its slope, by row and member.
+    """
+    m = mixture
+    rows, members = m.num_rows, m.teams.members
+    parts = (
+        ("sent", (rows, m.width), m.dtype),
+        ("score", (m.num_cells, m.matrices * m.num_experts), torch.float32),
+        ("weight", (m.num_cells, m.top_k), torch.float32),
+        ("spot", (rows,), torch.int32),
+        ("plan", (lanes(m.teams.number) + rows,), torch.int32),
+        ("partial", (parts_of(m.num_cells, CELLS), _partial_width(m)), torch.float32),
+        ("hidden", (rows, members * m.hidden), m.dtype),
+    )
+    return (*parts, ("slope", (rows, members * m.hidden), m.dtype)) if wanted else parts
+
+
+def parts_of(size: int, step: int) -> int:
+    """Return how many steps there are; Triton's own function takes longer than the division."""
+    return -(-size // step)
+
+
+def _partial_width(mixture: Mixture) -> int:
+    """Return how many numbers a block of cells is counted by."""
+    return mixture.teams.number + 2 * mixture.num_experts + 2
 
 
 @triton.jit
@@ -330,48 +379,35 @@ def _member(packed, place, BITS: tl.constexpr = MEMBER_BITS):
     return ((packed >> (BITS * place)) & ((1 << BITS) - 1)).to(tl.int32)
 
 
-def route_forward(
+def route(
+    mixture: Mixture,
+    space: Space,
+    statistics: Tensor,
     x: Tensor,
-    router: Tensor,
-    noise: Tensor | None,
-    shift: Tensor | None,
-    draw: Tensor | None,
-    bias: Tensor,
+    routers: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor],
     mask: Tensor | None,
-    top_k: int,
     cells_per_set: int,
-    dtype: torch.dtype,
     key: Key | None,
-) -> Routed:
-    """Route T cells, (T, D); `draw` (T, E) is the noise, `mask` (T,) 0 for padding."""
-    num_cells, width = x.shape
-    num_experts = router.shape[0]
-    teams, table, sizes = layout(num_experts, top_k, x.device)
-    num_blocks = -(-num_cells // CELLS)
-    numbers: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
-    places: dict[str, Any] = {"dtype": torch.int32, "device": x.device}
-    rows = num_cells * teams.rows
-    routed = Routed(
-        torch.empty(rows, width, dtype=dtype, device=x.device),
-        torch.empty(num_cells, num_experts if noise is None else 2 * num_experts, **numbers),
-        torch.empty(num_cells, top_k, **numbers),
-        torch.empty(rows, **places),
-        torch.empty(sizes["TEAM_LANES"] + rows, **places),
-        torch.empty(2 * num_experts + 3, **numbers),
-    )
-    partial = torch.empty(num_blocks, teams.count + 2 * num_experts + 2, **numbers)
-    experts = {"EXPERTS": num_experts, "LANES": lanes(num_experts), "CELLS": CELLS}
+) -> None:
+    """Route cells (T, D) and send them to their rows; `mask` (T,) is 0 for padding.
+
+    `routers` are the router's and the noise's weights, the shift of each set, the noise drawn
+    (T, E), and the balance bias; `statistics` (2 E + 3) become counts, probability, cells, balance
+    loss and z-loss.
+    """
+    m = mixture
+    num_blocks = parts_of(m.num_cells, CELLS)
+    names = ("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "MEMBERS", "VISITS", "CELLS")
     launch(
         key, _route_kernel, (num_blocks, 1, 1),
-        (x, router, noise, shift, draw, bias, mask, table, routed.score, routed.spot,
-         routed.weight, partial, num_cells, cells_per_set, width),
-        {**experts, **sizes, "COLUMNS": COLUMNS, "num_warps": WARPS, "num_stages": STAGES},
+        (x, *routers, mask, m.table(x.device), space["score"], space["spot"], space["weight"],
+         space["partial"], m.num_cells, cells_per_set, m.width),
+        {**m.told(*names), "COLUMNS": COLUMNS, "num_warps": WARPS, "num_stages": STAGES},
     )  # fmt: skip
-    told = {name: sizes[name] for name in ("TEAMS", "TEAM_LANES", "VISITS")}
+    less = ("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "VISITS", "CELLS")
     launch(
         key, _send_kernel, (num_blocks, 1, 1),
-        (partial, routed.spot, x, routed.plan, routed.sent, routed.statistics, num_cells,
-         num_blocks, width),
-        {**experts, **told, "BLOCKS": BLOCKS, "COLUMNS": SENT_COLUMNS, "num_warps": SENT_WARPS},
+        (space["partial"], space["spot"], x, space["plan"], space["sent"], statistics,
+         m.num_cells, num_blocks, m.width),
+        {**m.told(*less), "BLOCKS": BLOCKS, "COLUMNS": SENT_COLUMNS, "num_warps": SENT_WARPS},
     )  # fmt: skip
-    return routed

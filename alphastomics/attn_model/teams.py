@@ -19,16 +19,16 @@ MOST_MEMBERS = 12
 class Teams(NamedTuple):
     """How many teams there are, of how many experts each, and how many rows a cell has."""
 
-    count: int
+    number: int
     members: int
     rows: int
 
 
 def make_teams(num_experts: int, top_k: int) -> Teams:
     """Choose between teams of k experts and teams of one."""
-    count = comb(num_experts, top_k)
-    if count <= MOST_TEAMS and top_k <= MOST_MEMBERS:
-        return Teams(count, top_k, rows=1)
+    number = comb(num_experts, top_k)
+    if number <= MOST_TEAMS and top_k <= MOST_MEMBERS:
+        return Teams(number, top_k, rows=1)
     return Teams(num_experts, 1, rows=top_k)
 
 
