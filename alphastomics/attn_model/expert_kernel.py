@@ -207,7 +207,7 @@ def mix(
     mixture: Mixture,
     space: Space,
     mixed: Tensor,
-    experts: tuple[Tensor, Tensor, Tensor, Tensor],
+    experts: tuple[Any, Tensor, Any, Tensor],
     key: Key | None,
     *,
     wanted: bool,
@@ -217,20 +217,20 @@ def mix(
     `experts` are matrices and biases, up and down; slopes are left if the way back is `wanted`.
     """
     m, (up, up_bias, down, down_bias) = mixture, experts
-    told, table = m.told("TEAMS", "TEAM_LANES", "MEMBERS"), m.table(up.device)
-    tiling, options = tiling_options("up", m.dtype, up.device)
+    names, table = ("TEAMS", "TEAM_LANES", "MEMBERS"), m.table(mixed.device)
+    tiling, options = tiling_options("up", m.dtype, mixed.device)
     tiles = most_tiles(m, tiling.rows) * m.teams.members
     launch(
         key, _up_kernel, (tiles * parts_of(m.hidden, tiling.columns), 1, 1),
         (space["sent"], up, up_bias, space["weight"], table, space["plan"], space["hidden"],
          space["slope"] if wanted else None, m.width, m.hidden),
-        {"EVEN": m.width % tiling.depth == 0, **told, **options},
+        lambda: {"EVEN": m.width % tiling.depth == 0, **m.told(*names), **options},
     )  # fmt: skip
-    tiling, options = tiling_options("down", m.dtype, up.device)
+    tiling, options = tiling_options("down", m.dtype, mixed.device)
     tiles = most_tiles(m, tiling.rows)
     launch(
         key, _down_kernel, (tiles * parts_of(m.width, tiling.columns), 1, 1),
         (space["hidden"], down, down_bias, space["weight"], table, space["plan"], mixed,
          m.width, m.hidden),
-        {"EVEN": m.hidden % tiling.depth == 0, **told, **options},
+        lambda: {"EVEN": m.hidden % tiling.depth == 0, **m.told(*names), **options},
     )  # fmt: skip

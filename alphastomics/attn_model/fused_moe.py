@@ -7,6 +7,7 @@ Padding is not sent to any expert. A compiler sees the two operations whole; wit
 called directly, since going through torch's registry takes longer than the work of a small layer.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,25 +15,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from alphastomics.attn_model.dispatch import compute_dtype
-from alphastomics.attn_model.launch import Space, is_compiled, key_of, lay_out
+from alphastomics.attn_model.launch import Key, Space, is_compiled, key_of
 from alphastomics.attn_model.routing import RouterStatistics
-from alphastomics.attn_model.teams import make_teams
+from alphastomics.attn_model.teams import Experts, make_teams
 
 # More would not fit into the shared memory of a multiprocessor.
 MOST_EXPERTS = 32
 # Compute capability from which on the tensor cores take bf16, and float32 in parts.
 TENSOR_CORES_SINCE = 8
-
-
-class Experts(NamedTuple):
-    """The weights of a mixture; `noise` is None where no noise is drawn."""
-
-    router: Tensor
-    noise: Tensor | None
-    up_weight: Tensor
-    up_bias: Tensor
-    down_weight: Tensor
-    down_bias: Tensor
 
 
 def fused_serves(cells: Tensor, num_experts: int) -> bool:
@@ -47,20 +37,129 @@ def fused_serves(cells: Tensor, num_experts: int) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@lru_cache
 def _generation(device: torch.device) -> int:
     """Return the first number of a GPU's compute capability."""
     return torch.cuda.get_device_properties(device).major
 
 
-def _mixture(x: Tensor, up_weight: Tensor, top_k: int, *, noisy: bool) -> Any:
+class Call(NamedTuple):
+    """The shape of a call, and what decides how its kernels are compiled."""
+
+    mixture: Any
+    key: Key | None
+
+
+def _describe(
+    x: Tensor,
+    shift: Tensor | None,
+    draw: Tensor | None,
+    mask: Tensor | None,
+    experts: Experts,
+    top_k: int,
+    dtype: torch.dtype,
+) -> Call:
     """Describe a call."""
     from alphastomics.attn_model import routing_kernel
 
-    (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
-    return routing_kernel.Mixture(
-        num_cells, width, hidden, num_experts, top_k, noisy, up_weight.dtype,
-        make_teams(num_experts, top_k),
+    up = experts.up_weight
+    (num_cells, width), (num_experts, _, hidden) = x.shape, up.shape
+    mixture = routing_kernel.Mixture(
+        num_cells, width, hidden, num_experts, top_k, experts.noise is not None, dtype,
+        up.dtype != dtype, make_teams(num_experts, top_k),
     )  # fmt: skip
+    facts = (x.device, width, hidden, num_experts, top_k, dtype)
+    return Call(mixture, key_of((x, shift, draw, mask, *experts), *facts))
+
+
+def _go(
+    call: Call,
+    x: Tensor,
+    shift: Tensor | None,
+    draw: Tensor | None,
+    mask: Tensor | None,
+    balance_bias: Tensor,
+    experts: Experts,
+    cells_per_set: int,
+    *,
+    wanted: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mixed cells, the statistics, and what the way back needs, if that is wanted."""
+    from alphastomics.attn_model import expert_kernel, routing_kernel
+
+    mixture, device = call.mixture, x.device
+    key = None if call.key is None else (call.key, wanted)
+    router, noise, up, up_bias, down, down_bias = experts
+    layout = routing_kernel.known_layout(mixture, wanted=wanted)
+    memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
+    space = Space(layout, memory, by_address=is_compiled(key, expert_kernel._down_kernel))
+    statistics = torch.empty(2 * mixture.num_experts + 3, dtype=torch.float32, device=device)
+    routers = (router, noise, shift, draw, balance_bias)
+    routing_kernel.route(
+        mixture, space, statistics, x, routers, mask, (up, down), cells_per_set, key
+    )
+    make = torch.empty if mask is None else torch.zeros
+    mixed = make(mixture.num_rows, mixture.width, dtype=mixture.dtype, device=device)
+    if mixture.rounded:
+        up, down = space["up"], space["down"]
+    expert_kernel.mix(mixture, space, mixed, (up, up_bias, down, down_bias), key, wanted=wanted)
+    return _add_rows(mixed, mixture), statistics, memory
+
+
+def _add_rows(rows: Tensor, mixture: Any) -> Tensor:
+    """Add up the rows of each cell."""
+    if mixture.teams.rows == 1:
+        return rows
+    return rows.view(mixture.num_cells, -1, mixture.width).sum(1)
+
+
+def _return(
+    call: Call,
+    upstream: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    statistics: Tensor,
+    memory: Tensor,
+    draw: Tensor | None,
+    experts: Experts,
+    cell_dtype: torch.dtype,
+    *,
+    padded: bool,
+    shifted: bool,
+) -> tuple[Tensor, Tensor | None, Experts]:
+    """Return the gradients of cells, logits (if `shifted`), and the weights."""
+    from alphastomics.attn_model import gradient_kernel, routing_kernel
+
+    mixture, key, grads = call.mixture, call.key, gradient_kernel.Upstream(*upstream)
+    if key is not None:
+        key = key_of((grads.mixed,), key, cell_dtype, shifted, *map(_is_none, grads[1:]))
+    layout = routing_kernel.known_layout(mixture, wanted=True)
+    space = Space(layout, memory, by_address=is_compiled(key, gradient_kernel._sum_kernel))
+    router, noise, up, up_bias, down, down_bias = experts
+    make, device = torch.zeros if padded else torch.empty, memory.device
+    cell_grad = make(mixture.num_rows, mixture.width, dtype=cell_dtype, device=device)
+    logit_grad = None
+    if shifted:
+        logit_grad = make(mixture.num_cells, mixture.num_experts, device=device)
+    weight_grads = Experts(
+        torch.empty_like(router),
+        None if noise is None else torch.empty_like(noise),
+        torch.empty_like(up),
+        torch.empty_like(up_bias),
+        torch.empty_like(down),
+        torch.empty_like(down_bias),
+    )
+    if mixture.rounded:
+        experts = Experts(router, noise, space["up"], up_bias, space["down"], down_bias)
+    way = gradient_kernel.Way(mixture, space, statistics, grads, experts, draw, key)
+    way.to_hidden()
+    way.to_scores(logit_grad)
+    way.to_cells(cell_grad)
+    way.to_weights(weight_grads)
+    return _add_rows(cell_grad, mixture), logit_grad, weight_grads
+
+
+def _is_none(value: object) -> bool:
+    """Tell whether there is nothing."""
+    return value is None
 
 
 def _forward(
@@ -77,33 +176,16 @@ def _forward(
     down_bias: Tensor,
     top_k: int,
     cells_per_set: int,
+    dtype: torch.dtype,
     wanted: bool,  # noqa: FBT001 - torch's operators take no keywords without a default
 ) -> list[Tensor]:
-    """Return the mixed cells, the statistics, and what the way back needs, if that is wanted."""
-    from alphastomics.attn_model import expert_kernel, routing_kernel
-
-    mixture = _mixture(x, up_weight, top_k, noisy=noise is not None)
-    tensors = (
-        x, router, noise, shift, draw, balance_bias, mask, up_weight, up_bias, down_weight,
-        down_bias,
-    )  # fmt: skip
-    key = key_of(tensors, x.device, *up_weight.shape, top_k, wanted)
-    layout = lay_out(routing_kernel.saved_parts(mixture, wanted=wanted))
-    memory = torch.empty(layout.size, dtype=torch.uint8, device=x.device)
-    space = Space(layout, memory, by_address=is_compiled(key, expert_kernel._down_kernel))
-    statistics = torch.empty(2 * mixture.num_experts + 3, device=x.device)
-    routing_kernel.route(mixture, space, statistics, x, tensors[1:6], mask, cells_per_set, key)
-    make = torch.empty if mask is None else torch.zeros
-    mixed = make(mixture.num_rows, mixture.width, dtype=mixture.dtype, device=x.device)
-    expert_kernel.mix(mixture, space, mixed, tensors[7:], key, wanted=wanted)
-    return [_add_rows(mixed, mixture), statistics, memory if wanted else memory.new_empty(0)]
-
-
-def _add_rows(rows: Tensor, mixture: Any) -> Tensor:
-    """Add up the rows of each cell."""
-    if mixture.num_rows == mixture.num_cells:
-        return rows
-    return rows.view(mixture.num_cells, -1, mixture.width).sum(1)
+    """Go there, for a compiler: see `_go`."""
+    experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
+    call = _describe(x, shift, draw, mask, experts, top_k, dtype)
+    mixed, statistics, memory = _go(
+        call, x, shift, draw, mask, balance_bias, experts, cells_per_set, wanted=wanted
+    )
+    return [mixed, statistics, memory if wanted else memory.new_empty(0)]
 
 
 def _backward(
@@ -121,46 +203,21 @@ def _backward(
     down_weight: Tensor,
     down_bias: Tensor,
     top_k: int,
+    dtype: torch.dtype,
     cell_dtype: torch.dtype,
     padded: bool,  # noqa: FBT001
     shifted: bool,  # noqa: FBT001
 ) -> list[Tensor]:
-    """Return the gradients of cells, logits, the two routers' weights and the experts'."""
-    from alphastomics.attn_model import gradient_kernel, routing_kernel
-
-    mixture = _mixture(mixed_grad, up_weight, top_k, noisy=noise is not None)
-    upstream = gradient_kernel.Upstream(mixed_grad, probability_grad, balance_grad, z_grad)
-    weights = gradient_kernel.Weights(router, noise, up_weight, up_bias, down_weight, down_bias)
-    facts = (router.device, *up_weight.shape, top_k, cell_dtype, shifted)
-    key = key_of((*upstream, draw, *weights), *facts)
-    way = gradient_kernel.Way(
-        mixture,
-        Space(
-            lay_out(routing_kernel.saved_parts(mixture, wanted=True)),
-            memory,
-            by_address=is_compiled(key, gradient_kernel._sum_kernel),
-        ),
-        statistics, upstream, weights, draw, key,
+    """Come back, for a compiler: see `_return`; what is not there is empty."""
+    experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
+    call = _describe(mixed_grad, None, draw, None, experts, top_k, dtype)
+    upstream = (mixed_grad, probability_grad, balance_grad, z_grad)
+    cells, logits, weights = _return(
+        call, upstream, statistics, memory, draw, experts, cell_dtype,
+        padded=padded, shifted=shifted,
     )  # fmt: skip
-    make = torch.zeros if padded else torch.empty
-    cell_grad = make(mixture.num_rows, mixture.width, dtype=cell_dtype, device=router.device)
-    logit_grad = None
-    if shifted:
-        logit_grad = make(mixture.num_cells, mixture.num_experts, device=router.device)
-    grads = gradient_kernel.Weights(
-        torch.empty_like(router),
-        None if noise is None else torch.empty_like(noise),
-        torch.empty_like(up_weight, dtype=up_bias.dtype),
-        torch.empty_like(up_bias),
-        torch.empty_like(down_weight, dtype=down_bias.dtype),
-        torch.empty_like(down_bias),
-    )
-    way.to_hidden()
-    way.to_scores(logit_grad)
-    way.to_cells(cell_grad)
-    way.to_weights(grads)
-    some = [router.new_empty(0) if grad is None else grad for grad in (logit_grad, *grads)]
-    return [_add_rows(cell_grad, mixture), *some]
+    some = [router.new_empty(0) if grad is None else grad for grad in (logits, *weights)]
+    return [cells, *some]
 
 
 forward_op = torch.library.custom_op("alphastomics::mixture_forward", _forward, mutates_args=())
@@ -182,18 +239,22 @@ def _forward_shapes(
     down_bias: Tensor,
     top_k: int,
     cells_per_set: int,
+    dtype: torch.dtype,
     wanted: bool,  # noqa: FBT001
 ) -> list[Tensor]:
     """Allocate what `_forward` returns."""
     memory = 0
     if wanted:
-        from alphastomics.attn_model.routing_kernel import saved_parts
+        from alphastomics.attn_model.routing_kernel import Mixture, saved_layout
 
-        mixture = _mixture(x, up_weight, top_k, noisy=noise is not None)
-        # Not from the cache: the number of cells may be a symbol here.
-        memory = lay_out.__wrapped__(saved_parts(mixture, wanted=True)).size
+        (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
+        mixture = Mixture(
+            num_cells, width, hidden, num_experts, top_k, noise is not None, dtype,
+            up_weight.dtype != dtype, make_teams(num_experts, top_k),
+        )  # fmt: skip
+        memory = saved_layout(mixture, wanted=True).size
     return [
-        torch.empty_like(x, dtype=up_weight.dtype),
+        torch.empty_like(x, dtype=dtype),
         x.new_empty(2 * router.shape[0] + 3, dtype=torch.float32),
         x.new_empty(memory, dtype=torch.uint8),
     ]
@@ -215,6 +276,7 @@ def _backward_shapes(
     down_weight: Tensor,
     down_bias: Tensor,
     top_k: int,
+    dtype: torch.dtype,
     cell_dtype: torch.dtype,
     padded: bool,  # noqa: FBT001
     shifted: bool,  # noqa: FBT001
@@ -226,9 +288,9 @@ def _backward_shapes(
         router.new_empty(logits, dtype=torch.float32 if shifted else router.dtype),
         torch.empty_like(router),
         router.new_empty(0) if noise is None else torch.empty_like(noise),
-        torch.empty_like(up_weight, dtype=up_bias.dtype),
+        torch.empty_like(up_weight),
         torch.empty_like(up_bias),
-        torch.empty_like(down_weight, dtype=down_bias.dtype),
+        torch.empty_like(down_weight),
         torch.empty_like(down_bias),
     ]
 
@@ -254,43 +316,67 @@ class _Mixture(torch.autograd.Function):
         cells_per_set: int,
         dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
-        up, down = up_weight.to(dtype), down_weight.to(dtype)
-        act = forward_op if torch.compiler.is_compiling() else _forward
-        mixed, statistics, memory = act(
-            x, shift, draw, mask, balance_bias, router, noise, up, up_bias, down, down_bias,
-            top_k, cells_per_set, any(ctx.needs_input_grad),
-        )  # fmt: skip
-        ctx.save_for_backward(statistics, memory, draw, router, noise, up, up_bias, down, down_bias)
-        ctx.top_k, ctx.cells_per_set = top_k, cells_per_set
+        experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
+        wanted = any(ctx.needs_input_grad)
+        if torch.compiler.is_compiling():
+            mixed, statistics, memory = forward_op(
+                x, shift, draw, mask, balance_bias, *experts, top_k, cells_per_set, dtype, wanted
+            )
+        else:
+            ctx.call = _describe(x, shift, draw, mask, experts, top_k, dtype)
+            mixed, statistics, memory = _go(
+                ctx.call, x, shift, draw, mask, balance_bias, experts, cells_per_set, wanted=wanted
+            )
+        ctx.save_for_backward(statistics, memory, draw, *experts)
+        ctx.top_k, ctx.cells_per_set, ctx.dtype = top_k, cells_per_set, dtype
         ctx.num_cells, ctx.cell_dtype, ctx.padded = x.shape[0], x.dtype, mask is not None
         ctx.shift_dtype = None if shift is None else shift.dtype
         # No zeros are made for losses that nothing uses.
         ctx.set_materialize_grads(False)
-        num_experts = router.shape[0]
-        counts, probability, rest = statistics.split([num_experts, num_experts, 3])
-        num_cells, balance, z_loss = rest.unbind()
-        ctx.mark_non_differentiable(counts, num_cells)
-        return mixed, counts, probability, num_cells, balance, z_loss
+        return mixed, *_split_statistics(ctx, statistics)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands saved tensors out no second time.
-        saved = ctx.saved_tensors
-        noise, up, down_bias = saved[4], saved[5], saved[8]
+        statistics, memory, draw, *weights = ctx.saved_tensors
+        experts = Experts(*weights)
         mixed, _, probability, _, balance, z_loss = grads
         if mixed is None:
-            mixed = up.new_zeros(ctx.num_cells, down_bias.shape[1])
-        act: Any = backward_op if torch.compiler.is_compiling() else _backward
-        x_grad, logit_grad, router_grad, noise_grad, *expert_grads = act(
-            mixed.contiguous(), probability, balance, z_loss, *saved, ctx.top_k, ctx.cell_dtype,
-            ctx.padded, ctx.shift_dtype is not None,
-        )  # fmt: skip
+            shape = (ctx.num_cells, experts.down_bias.shape[1])
+            mixed = statistics.new_zeros(shape, dtype=ctx.dtype)
+        if probability is not None:
+            probability = probability.contiguous()
+        upstream = (mixed.contiguous(), probability, balance, z_loss)
+        padded, shifted = ctx.padded, ctx.shift_dtype is not None
+        if torch.compiler.is_compiling():
+            x_grad, logit_grad, *weight_grads = backward_op(
+                *upstream, statistics, memory, draw, *experts, ctx.top_k, ctx.dtype,
+                ctx.cell_dtype, padded, shifted,
+            )  # fmt: skip
+            if experts.noise is None:
+                weight_grads[1] = None
+        else:
+            x_grad, logit_grad, weight_grads = _return(
+                ctx.call, upstream, statistics, memory, draw, experts, ctx.cell_dtype,
+                padded=padded, shifted=shifted,
+            )  # fmt: skip
         shift_grad = None
-        if ctx.shift_dtype is not None:
+        if shifted:
             by_set = logit_grad.view(-1, ctx.cells_per_set, logit_grad.shape[1])
             shift_grad = by_set.sum(1).to(ctx.shift_dtype)
-        routers = router_grad, None if noise is None else noise_grad
-        return x_grad, shift_grad, None, None, None, *routers, *expert_grads, None, None, None
+        return x_grad, shift_grad, None, None, None, *weight_grads, None, None, None
+
+
+def _split_statistics(ctx: Any, statistics: Tensor) -> tuple[Tensor, ...]:
+    """Return the five statistics, of which counts have no gradient."""
+    num_experts = (statistics.shape[0] - 3) // 2
+    counts, probability, rest = statistics.split_with_sizes([num_experts, num_experts, 3])
+    parts = (counts, probability, *rest.unbind())
+    if torch.compiler.is_compiling():
+        # A compiler takes views of one tensor for one output.
+        parts = tuple(part.clone() for part in parts)
+    ctx.mark_non_differentiable(parts[0], parts[2])
+    return parts
 
 
 def fused_mixture(
@@ -305,10 +391,11 @@ def fused_mixture(
     num_sets, num_cells, width = cells.shape
     x = cells.reshape(num_sets * num_cells, width).contiguous()
     mask = None if node_mask is None else node_mask.flatten().to(torch.uint8)
+    shift = None if logit_shift is None else logit_shift.contiguous()
     draw = None
     if experts.noise is not None:
         draw = torch.randn(x.shape[0], experts.router.shape[0], device=x.device)
     mixed, *statistics = _Mixture.apply(  # type: ignore[no-untyped-call]
-        x, logit_shift, draw, mask, balance_bias, *experts, top_k, num_cells, compute_dtype(cells)
+        x, shift, draw, mask, balance_bias, *experts, top_k, num_cells, compute_dtype(cells)
     )
     return mixed.view(cells.shape), RouterStatistics(*statistics)

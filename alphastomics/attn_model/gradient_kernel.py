@@ -4,6 +4,7 @@ Tiles and teams are those of `expert_kernel.py`. Sums over an expert's rows are 
 added up in one order, so that the result does not change from run to run.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -20,6 +21,7 @@ from alphastomics.attn_model.expert_kernel import (
     tiling_options,
 )
 from alphastomics.attn_model.launch import Key, Parts, Space, is_compiled, launch, lay_out
+from alphastomics.attn_model.launch import Layout as SpaceLayout
 from alphastomics.attn_model.routing_kernel import (
     Mixture,
     _member,
@@ -29,6 +31,7 @@ from alphastomics.attn_model.routing_kernel import (
     lanes,
     parts_of,
 )
+from alphastomics.attn_model.teams import Experts
 
 # From this width on descriptors pay; below, products wait for memory.
 DESCRIBED_WIDTH = 512
@@ -135,7 +138,11 @@ def _logit_gradient(
     return tl.where(fits, grad, 0.0)
 
 
-@triton.jit(do_not_specialize=["num_cells", "num_parts"])
+@triton.jit(
+    do_not_specialize=["num_cells", "num_parts"],
+    # Those of a model's layers lie side by side.
+    do_not_specialize_on_alignment=["probability_grad_ptr", "balance_grad_ptr", "z_grad_ptr"],
+)
 @no_type_check
 def _score_gradient_kernel(
     grad_ptr, x_ptr, bias_ptr, score_ptr, draw_ptr, weight_ptr, weight_grad_ptr, spot_ptr,
@@ -477,17 +484,6 @@ class Upstream(NamedTuple):
     z_loss: Tensor | None
 
 
-class Weights(NamedTuple):
-    """The weights of a mixture, or their gradients; `noise` is None where none was drawn."""
-
-    router: Tensor
-    noise: Tensor | None
-    up: Tensor
-    up_bias: Tensor
-    down: Tensor
-    down_bias: Tensor
-
-
 class Split(NamedTuple):
     """Rows of a chunk of a team for the matrices' gradients, 0 for one program an expert.
 
@@ -521,6 +517,44 @@ def is_describable(mixture: Mixture, device: torch.device) -> bool:
     )
 
 
+class Steps(NamedTuple):
+    """The shapes of the steps back: tilings and options, parts of a row, and the memory between."""
+
+    hidden: tuple[Tiling, dict[str, Any]]
+    scores: tuple[Tiling, dict[str, Any]]
+    cells: tuple[Tiling, dict[str, Any]]
+    weights: tuple[Tiling, dict[str, Any]]
+    split: Split
+    num_parts: int
+    layout: SpaceLayout
+
+
+@lru_cache(maxsize=256)
+def plan_steps(mixture: Mixture, device: torch.device) -> Steps:
+    """Shape the steps back, and lay out what they leave to each other."""
+    m, single, described = mixture, torch.float32, is_describable(mixture, device)
+    kinds = ["hidden gradient", "score gradient", "cell gradient", "weight gradient"]
+    if described:
+        kinds[3] = "wide weight gradient"
+    steps = [tiling_options(kind, m.dtype, device) for kind in kinds]
+    hidden, scores, _, weights = (tiling for tiling, _ in steps)
+    split = split_rows(m, weights, described=described)
+    num_parts, members = parts_of(m.hidden, hidden.columns), m.teams.members
+    score_tiles = (most_tiles(m, scores.rows), m.matrices + 1, m.num_experts, m.width)
+    parts: Parts = (
+        ("before_grad", (m.num_rows, members * m.hidden), m.dtype),
+        ("weight_grad", (num_parts, m.num_cells, m.top_k), single),
+        ("up_bias_partial", (most_tiles(m, hidden.rows), members, m.hidden), single),
+        ("sent_grad", (m.num_rows, m.width), m.dtype),
+        ("score_grad", (m.num_rows, m.matrices * lanes(m.num_experts)), m.dtype),
+        ("partial", score_tiles, single),
+    )
+    if split.rows:
+        shape = (split.programs, m.width * m.hidden)
+        parts = (*parts, ("up_partial", shape, single), ("down_partial", shape, single))
+    return Steps(steps[0], steps[1], steps[2], steps[3], split, num_parts, lay_out(parts))
+
+
 class Way:
     """One way back, step by step; a step leaves in `space` what the next ones need."""
 
@@ -530,100 +564,84 @@ class Way:
         saved: Space,
         statistics: Tensor,
         upstream: Upstream,
-        weights: Weights,
+        weights: Experts,
         draw: Tensor | None,
         key: Key | None,
     ) -> None:
         self.mixture, self.saved, self.statistics = mixture, saved, statistics
         self.upstream, self.weights, self.draw, self.key = upstream, weights, draw, key
-        device = weights.up.device
-        self.table = mixture.table(device)
-        described = is_describable(mixture, device)
-        kinds = ("hidden gradient", "score gradient", "cell gradient", "weight gradient")
-        if described:
-            kinds = (*kinds[:3], "wide weight gradient")
-        self.of_hidden, self.of_scores, self.of_cells, self.of_weights = (
-            tiling_options(kind, mixture.dtype, device) for kind in kinds
-        )
-        self.split = split_rows(mixture, self.of_weights[0], described=described)
-        self.num_parts = parts_of(mixture.hidden, self.of_hidden[0].columns)
-        layout = lay_out(self.parts())
-        memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
-        self.space = Space(layout, memory, by_address=is_compiled(key, _sum_kernel))
-
-    def parts(self) -> Parts:
-        """List what the steps leave to each other."""
-        m, single = self.mixture, torch.float32
-        hidden, members = m.hidden, m.teams.members
-        parts: Parts = (
-            ("before_grad", (m.num_rows, members * hidden), m.dtype),
-            ("weight_grad", (self.num_parts, m.num_cells, m.top_k), single),
-            ("up_bias_partial", (most_tiles(m, self.of_hidden[0].rows), members, hidden), single),
-            ("sent_grad", (m.num_rows, m.width), m.dtype),
-            ("score_grad", (m.num_rows, m.matrices * lanes(m.num_experts)), m.dtype),
-            (
-                "partial",
-                (most_tiles(m, self.of_scores[0].rows), m.matrices + 1, m.num_experts, m.width),
-                single,
-            ),
-        )
-        if not self.split.rows:
-            return parts
-        shape = (self.split.programs, m.width * hidden)
-        return (*parts, ("up_partial", shape, single), ("down_partial", shape, single))
+        device = upstream.mixed.device
+        self.table, self.steps = mixture.table(device), plan_steps(mixture, device)
+        memory = torch.empty(self.steps.layout.size, dtype=torch.uint8, device=device)
+        self.space = Space(self.steps.layout, memory, by_address=is_compiled(key, _sum_kernel))
 
     def to_hidden(self) -> None:
         """Find the gradients before GELU."""
-        m, saved, space, (tiling, options) = self.mixture, self.saved, self.space, self.of_hidden
-        programs = most_tiles(m, tiling.rows) * m.teams.members * self.num_parts
-        told = m.told("TEAMS", "TEAM_LANES", "MEMBERS", "VISITS")
+        m, saved, space, (tiling, options) = (
+            self.mixture, self.saved, self.space, self.steps.hidden,
+        )  # fmt: skip
+        programs = most_tiles(m, tiling.rows) * m.teams.members * self.steps.num_parts
         launch(
             self.key, _hidden_gradient_kernel, (programs, 1, 1),
-            (self.upstream.mixed, self.weights.down, saved["hidden"], saved["slope"], self.table,
-             saved["plan"], space["before_grad"], space["weight_grad"], space["up_bias_partial"],
-             m.num_cells * m.top_k, m.width, m.hidden),
-            {"EVEN": m.width % tiling.depth == 0, **told, **options},
+            (self.upstream.mixed, self.weights.down_weight, saved["hidden"], saved["slope"],
+             self.table, saved["plan"], space["before_grad"], space["weight_grad"],
+             space["up_bias_partial"], m.num_cells * m.top_k, m.width, m.hidden),
+            lambda: {
+                "EVEN": m.width % tiling.depth == 0,
+                **m.told("TEAMS", "TEAM_LANES", "MEMBERS", "VISITS"), **options,
+            },
         )  # fmt: skip
 
     def to_scores(self, logit_grad: Tensor | None) -> None:
         """Find the gradients of the router's scores, and of logits where asked for."""
-        m, saved, space, (tiling, _) = self.mixture, self.saved, self.space, self.of_scores
+        m, saved, space, (tiling, _) = self.mixture, self.saved, self.space, self.steps.scores
         names = ("EXPERTS", "LANES", "CELLS", "TEAMS", "TEAM_LANES", "MEMBERS", "VISITS")
-        # Columns are what is read at a time: there is no depth.
-        options = {"ROWS": tiling.rows, "COLUMNS": tiling.columns}
-        options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
         launch(
             self.key, _score_gradient_kernel, (most_tiles(m, tiling.rows), 1, 1),
             (self.upstream.mixed, saved["sent"], self.weights.down_bias, saved["score"], self.draw,
              saved["weight"], space["weight_grad"], saved["spot"], self.statistics,
-             *self.upstream[1:], self.table, saved["plan"], space["sent_grad"], space["score_grad"],
-             logit_grad, space["partial"], m.num_cells, self.num_parts, m.width),
-            {**m.told(*names), **options},
+             *self.upstream[1:], self.table, saved["plan"], space["sent_grad"],
+             space["score_grad"], logit_grad, space["partial"], m.num_cells, self.steps.num_parts,
+             m.width),
+            # Columns are what is read at a time: there is no depth.
+            lambda: {
+                **m.told(*names), "ROWS": tiling.rows, "COLUMNS": tiling.columns,
+                "num_warps": tiling.warps, "num_stages": tiling.stages,
+            },
         )  # fmt: skip
 
     def to_cells(self, cell_grad: Tensor) -> None:
         """Find the gradients of rows, (S, D), at the places of their cells."""
-        m, space, weights, (tiling, options) = self.mixture, self.space, self.weights, self.of_cells
+        m, space, weights, (tiling, options) = (
+            self.mixture, self.space, self.weights, self.steps.cells,
+        )  # fmt: skip
         programs = most_tiles(m, tiling.rows) * parts_of(m.width, tiling.columns)
-        told = m.told("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "MEMBERS")
         launch(
             self.key, _cell_gradient_kernel, (programs, 1, 1),
-            (space["before_grad"], weights.up, space["score_grad"], weights.router, weights.noise,
-             self.table, self.saved["plan"], cell_grad, m.width, m.hidden),
-            {"EVEN": m.hidden % tiling.depth == 0, **told, **options},
+            (space["before_grad"], weights.up_weight, space["score_grad"], weights.router,
+             weights.noise, self.table, self.saved["plan"], cell_grad, m.width, m.hidden),
+            lambda: {
+                "EVEN": m.hidden % tiling.depth == 0,
+                **m.told("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "MEMBERS"), **options,
+            },
         )  # fmt: skip
 
-    def to_weights(self, grads: Weights) -> None:
+    def to_weights(self, grads: Experts) -> None:
         """Find the gradients of router, noise and experts."""
-        m, saved, space, (rows, programs, blocks, described) = (
-            self.mixture, self.saved, self.space, self.split,
-        )  # fmt: skip
-        partials = (space["up_partial"], space["down_partial"]) if rows else (grads.up, grads.down)
+        m, saved, space, steps = self.mixture, self.saved, self.space, self.steps
+        rows, programs, blocks, described = steps.split
+        partials = (
+            (space["up_partial"], space["down_partial"])
+            if rows
+            else (grads.up_weight, grads.down_weight)
+        )
         launch(
             self.key, _weight_gradient_kernel, (blocks, programs, 2),
             (*self._operands(), self.table, saved["plan"], *partials, rows, m.width, m.hidden),
-            {"DESCRIBED": described, "SPLIT": rows > 0, **m.told("TEAMS", "TEAM_LANES", "MEMBERS"),
-             **self.of_weights[1]},
+            lambda: {
+                "DESCRIBED": described, "SPLIT": rows > 0,
+                **m.told("TEAMS", "TEAM_LANES", "MEMBERS"), **steps.weights[1],
+            },
         )  # fmt: skip
         narrow = parts_of(m.hidden, NARROW_COLUMNS)
         narrow += (1 + m.matrices) * parts_of(m.width, NARROW_COLUMNS)
@@ -631,24 +649,26 @@ class Way:
         launch(
             self.key, _sum_kernel, (narrow + large, m.num_experts, 1),
             (*partials, space["up_bias_partial"], space["partial"], self.table, saved["plan"],
-             grads.up, grads.down, grads.up_bias, grads.down_bias, grads.router, grads.noise,
-             rows, m.width, m.hidden),
-            {**m.told("EXPERTS", "TEAMS", "MEMBERS"), "SPLIT": rows > 0,
-             "HIDDEN_ROWS": self.of_hidden[0].rows, "SCORE_ROWS": self.of_scores[0].rows,
-             "TILES": TILES, "COLUMNS": COLUMNS,
-             "NARROW_TILES": NARROW_TILES, "NARROW_COLUMNS": NARROW_COLUMNS},
+             grads.up_weight, grads.down_weight, grads.up_bias, grads.down_bias, grads.router,
+             grads.noise, rows, m.width, m.hidden),
+            lambda: {
+                **m.told("EXPERTS", "TEAMS", "MEMBERS"), "SPLIT": rows > 0,
+                "HIDDEN_ROWS": steps.hidden[0].rows, "SCORE_ROWS": steps.scores[0].rows,
+                "TILES": TILES, "COLUMNS": COLUMNS,
+                "NARROW_TILES": NARROW_TILES, "NARROW_COLUMNS": NARROW_COLUMNS,
+            },
         )  # fmt: skip
 
     def _operands(self) -> list[Any]:
         """Return the factors of the matrices' gradients: gradients and hidden rows, and so on."""
-        of_width, of_hidden, depth = self.of_weights[0][:3]
+        of_width, of_hidden, depth = self.steps.weights[0][:3]
         factors = (
             (self.space, "sent_grad", of_width),
             (self.saved, "hidden", of_hidden),
             (self.saved, "sent", of_width),
             (self.space, "before_grad", of_hidden),
         )
-        if not self.split.described:
+        if not self.steps.split.described:
             return [space[name] for space, name, _ in factors]
         return [
             TensorDescriptor.from_tensor(space.tensor(name), [depth, side])

@@ -6,7 +6,7 @@ for calls that are compiled for the same.
 """
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,16 +43,17 @@ def launch(
     kernel: Any,
     grid: tuple[int, int, int],
     arguments: tuple[Any, ...],
-    constants: dict[str, Any],
+    constants: Callable[[], dict[str, Any]],
 ) -> None:
-    """Launch a kernel with its arguments in order, and its constants and options by name."""
+    """Launch a kernel with its arguments in order; constants and options are asked for if new."""
     name = (key, kernel.__name__)
     known = _compiled.get(name)
     if known is None:
-        compiled = kernel[grid](*arguments, **constants)
+        told = constants()
+        compiled = kernel[grid](*arguments, **told)
         # Triton's interpreter compiles nothing.
         if compiled is not None and key is not None:
-            rest = tuple(constants[a] for a in kernel.arg_names[len(arguments) :])
+            rest = tuple(told[a] for a in kernel.arg_names[len(arguments) :])
             _compiled[name] = (compiled[grid], grid, compiled, rest)
         return
     runner, last, compiled, rest = known
@@ -75,7 +76,6 @@ class Layout(NamedTuple):
     size: int
 
 
-@lru_cache(maxsize=256)
 def lay_out(parts: Parts) -> Layout:
     """Lay parts, (name, shape, dtype) each, one behind the other."""
     offsets, end = {}, 0

@@ -22,7 +22,7 @@ from alphastomics.attn_model.dispatch import (
     send,
     with_bias,
 )
-from alphastomics.attn_model.fused_moe import Experts, fused_mixture, fused_serves
+from alphastomics.attn_model.fused_moe import fused_mixture, fused_serves
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import (
     require_cells,
@@ -42,6 +42,7 @@ from alphastomics.attn_model.routing import (
     router_statistics,
     use_entropy,
 )
+from alphastomics.attn_model.teams import Experts
 from alphastomics.config import LayerConfig
 from alphastomics.errors import InputError
 
@@ -251,7 +252,8 @@ class MixtureOfExperts(nn.Module):
 
     def remember(self, statistics: RouterStatistics) -> None:
         """Keep a step's statistics for `get_moe_stats`."""
-        self._last = statistics.detached()
+        # Past torch's look at each attribute, which takes longer than the rest.
+        self.__dict__["_last"] = statistics.detached()
 
     def get_moe_stats(self) -> dict[str, Tensor]:
         """Return the last step's expert use, its entropy, and the auxiliary losses.

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alphastomics.attn_model.launch import Key, Parts, Space, launch
+from alphastomics.attn_model.launch import Key, Layout, Parts, Space, launch, lay_out
 from alphastomics.attn_model.teams import MEMBER_BITS, Teams, make_teams, team_table
 
 # Cells of a block, blocks that are added up at a time, and how many warps and stages a program has.
@@ -22,6 +22,8 @@ CELLS, BLOCKS, WARPS, STAGES = 128, 128, 4, 3
 COLUMNS = 32
 # Columns of a tile that is sent, and a program's warps.
 SENT_COLUMNS, SENT_WARPS = 64, 4
+# Numbers that a program rounds.
+NUMBERS = 4096
 # The tensor cores' smallest side; experts and teams are padded to a power of two from here on.
 SMALLEST_SIDE = 16
 # Bytes of shared memory that a program may take on a GPU for data centres; others have 99 KiB.
@@ -50,9 +52,10 @@ def lanes(count: int) -> int:
 
 
 class Mixture(NamedTuple):
-    """The shape of a call: its sizes, its teams, and what kernels are told.
+    """The shape of a call: its sizes, its precision, and its teams.
 
     T cells of width D have S rows, one or k each; E experts of width H, of which a cell visits k.
+    `rounded`: matrices are in another precision than the call.
     """
 
     num_cells: int
@@ -62,6 +65,7 @@ class Mixture(NamedTuple):
     top_k: int
     noisy: bool
     dtype: torch.dtype
+    rounded: bool
     teams: Teams
 
     @property
@@ -79,24 +83,17 @@ class Mixture(NamedTuple):
         return _table(self.num_experts, self.top_k, device)
 
     def told(self, *names: str) -> dict[str, int]:
-        """Return constants by name."""
-        constants = _constants(self.num_experts, self.top_k)
-        return {name: constants[name] for name in names}
-
-
-@lru_cache
-def _constants(num_experts: int, top_k: int) -> dict[str, int]:
-    """Return what the kernels are told of experts and teams."""
-    teams = make_teams(num_experts, top_k)
-    return {
-        "EXPERTS": num_experts,
-        "LANES": lanes(num_experts),
-        "TEAMS": teams.number,
-        "TEAM_LANES": lanes(teams.number),
-        "MEMBERS": teams.members,
-        "VISITS": teams.rows,
-        "CELLS": CELLS,
-    }
+        """Return by name what the kernels are told of experts and teams."""
+        told = {
+            "EXPERTS": self.num_experts,
+            "LANES": lanes(self.num_experts),
+            "TEAMS": self.teams.number,
+            "TEAM_LANES": lanes(self.teams.number),
+            "MEMBERS": self.teams.members,
+            "VISITS": self.teams.rows,
+            "CELLS": CELLS,
+        }
+        return {name: told[name] for name in names}
 
 
 @lru_cache
@@ -105,36 +102,44 @@ def _table(num_experts: int, top_k: int, device: torch.device) -> Tensor:
     return torch.tensor(team_table(num_experts, make_teams(num_experts, top_k)), device=device)
 
 
-def saved_parts(mixture: Mixture, *, wanted: bool) -> Parts:
-    """List what a call leaves for the way back; less if none is `wanted`.
+def saved_layout(mixture: Mixture, *, wanted: bool) -> Layout:
+    """Lay out what a call leaves for the way back; less if none is `wanted`.
 
     `sent` holds the cells by team, in the experts' precision; `score` logits and, with noise, its
     scale before the softplus; `weight` those of a cell's experts, ascending; `spot` 128 times the
     team of a row plus its rank in its block, -1 for padding; `plan` where each team's rows end,
-    then the rows in order; `hidden` and `slope` GELU and its slope, by row and member.
+    then the rows in order; `hidden` and `slope` GELU and its slope, by row and member; `up` and
+    `down` the rounded matrices.
     """
     m = mixture
-    rows, members = m.num_rows, m.teams.members
-    parts = (
+    rows, members, matrices = m.num_rows, m.teams.members, (m.num_experts, m.width, m.hidden)
+    parts: Parts = (
         ("sent", (rows, m.width), m.dtype),
         ("score", (m.num_cells, m.matrices * m.num_experts), torch.float32),
         ("weight", (m.num_cells, m.top_k), torch.float32),
         ("spot", (rows,), torch.int32),
         ("plan", (lanes(m.teams.number) + rows,), torch.int32),
-        ("partial", (parts_of(m.num_cells, CELLS), _partial_width(m)), torch.float32),
+        (
+            "partial",
+            (parts_of(m.num_cells, CELLS), m.teams.number + 2 * m.num_experts + 2),
+            torch.float32,
+        ),
         ("hidden", (rows, members * m.hidden), m.dtype),
     )
-    return (*parts, ("slope", (rows, members * m.hidden), m.dtype)) if wanted else parts
+    if wanted:
+        parts = (*parts, ("slope", (rows, members * m.hidden), m.dtype))
+    if m.rounded:
+        parts = (*parts, ("up", matrices, m.dtype), ("down", matrices, m.dtype))
+    return lay_out(parts)
+
+
+# For calls whose sizes are numbers; where a compiler has symbols there is nothing to look up.
+known_layout = lru_cache(maxsize=256)(saved_layout)
 
 
 def parts_of(size: int, step: int) -> int:
     """Return how many steps there are; Triton's own function takes longer than the division."""
     return -(-size // step)
-
-
-def _partial_width(mixture: Mixture) -> int:
-    """Return how many numbers a block of cells is counted by."""
-    return mixture.teams.number + 2 * mixture.num_experts + 2
 
 
 @triton.jit
@@ -313,9 +318,9 @@ def _add_up(
     tl.store(last + 2, tl.sum(square, 0) / tl.maximum(num_cells, 1.0))
 
 
-@triton.jit(do_not_specialize=["num_cells", "num_blocks"])
+@triton.jit
 @no_type_check
-def _send_kernel(
+def _send(
     partial_ptr, spot_ptr, x_ptr, plan_ptr, sent_ptr, statistics_ptr, num_cells, num_blocks, width,
     EXPERTS: tl.constexpr, LANES: tl.constexpr, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr,
     VISITS: tl.constexpr, CELLS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -355,6 +360,39 @@ def _send_kernel(
 
 @triton.jit
 @no_type_check
+def _round(from_ptr, to_ptr, part, size, NUMBERS: tl.constexpr):
+    """Copy NUMBERS numbers to another precision."""
+    at = part.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    number = tl.load(from_ptr + at, mask=at < size)
+    tl.store(to_ptr + at, number.to(to_ptr.dtype.element_ty), mask=at < size)
+
+
+@triton.jit(do_not_specialize=["num_cells", "num_blocks"])
+@no_type_check
+def _send_kernel(
+    partial_ptr, spot_ptr, x_ptr, plan_ptr, sent_ptr, statistics_ptr,
+    up_ptr, down_ptr, rounded_up_ptr, rounded_down_ptr, num_cells, num_blocks, width, size,
+    EXPERTS: tl.constexpr, LANES: tl.constexpr, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr,
+    VISITS: tl.constexpr, CELLS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+):  # fmt: skip
+    """Send the cells of one block; programs past the blocks round the experts' matrices."""
+    part = tl.program_id(0) - num_blocks
+    if part < 0:
+        _send(
+            partial_ptr, spot_ptr, x_ptr, plan_ptr, sent_ptr, statistics_ptr, num_cells,
+            num_blocks, width, EXPERTS, LANES, TEAMS, TEAM_LANES, VISITS, CELLS, BLOCKS, COLUMNS,
+        )  # fmt: skip
+    elif rounded_up_ptr is not None:
+        parts = tl.cdiv(size, NUMBERS)
+        if part < parts:
+            _round(up_ptr, rounded_up_ptr, part, size, NUMBERS)
+        else:
+            _round(down_ptr, rounded_down_ptr, part - parts, size, NUMBERS)
+
+
+@triton.jit
+@no_type_check
 def _tile(
     plan_ptr, tile, TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -386,6 +424,7 @@ def route(
     x: Tensor,
     routers: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor],
     mask: Tensor | None,
+    matrices: tuple[Tensor, Tensor],
     cells_per_set: int,
     key: Key | None,
 ) -> None:
@@ -393,7 +432,7 @@ def route(
 
     `routers` are the router's and the noise's weights, the shift of each set, the noise drawn
     (T, E), and the balance bias; `statistics` (2 E + 3) become counts, probability, cells, balance
-    loss and z-loss.
+    loss and z-loss. The experts' `matrices` are rounded on the way.
     """
     m = mixture
     num_blocks = parts_of(m.num_cells, CELLS)
@@ -402,12 +441,20 @@ def route(
         key, _route_kernel, (num_blocks, 1, 1),
         (x, *routers, mask, m.table(x.device), space["score"], space["spot"], space["weight"],
          space["partial"], m.num_cells, cells_per_set, m.width),
-        {**m.told(*names), "COLUMNS": COLUMNS, "num_warps": WARPS, "num_stages": STAGES},
+        lambda: {
+            **m.told(*names), "COLUMNS": COLUMNS, "num_warps": WARPS, "num_stages": STAGES,
+        },
     )  # fmt: skip
-    less = ("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "VISITS", "CELLS")
+    size = m.num_experts * m.width * m.hidden
+    rounded, parts = (None, None), 0
+    if m.rounded:
+        rounded, parts = (space["up"], space["down"]), 2 * parts_of(size, NUMBERS)
     launch(
-        key, _send_kernel, (num_blocks, 1, 1),
-        (space["partial"], space["spot"], x, space["plan"], space["sent"], statistics,
-         m.num_cells, num_blocks, m.width),
-        {**m.told(*less), "BLOCKS": BLOCKS, "COLUMNS": SENT_COLUMNS, "num_warps": SENT_WARPS},
+        key, _send_kernel, (num_blocks + parts, 1, 1),
+        (space["partial"], space["spot"], x, space["plan"], space["sent"], statistics, *matrices,
+         *rounded, m.num_cells, num_blocks, m.width, size),
+        lambda: {
+            **m.told("EXPERTS", "LANES", "TEAMS", "TEAM_LANES", "VISITS", "CELLS"),
+            "BLOCKS": BLOCKS, "COLUMNS": SENT_COLUMNS, "NUMBERS": NUMBERS, "num_warps": SENT_WARPS,
+        },
     )  # fmt: skip

@@ -5,6 +5,7 @@ Where there is no GPU, Triton's interpreter runs the same kernels on the CPU, sl
 """
 
 import os
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch
 from alphastomics.attn_model import MixtureOfExperts
 from alphastomics.attn_model.dispatch import plan_dispatch
 from alphastomics.attn_model.gated_attention import gated
+from alphastomics.attn_model.routing import route
+from alphastomics.attn_model.teams import team_members
 from tests.attn_model.alone import run_alone
 
 pytestmark = pytest.mark.gpu
@@ -108,23 +111,28 @@ def test_in_half_precision_fused_experts_stay_within_two_percent_of_float32(dtyp
     assert_near(got, want, 0.02)
 
 
-# A tile's rows past its expert's last may hold anything: numpy warns of them, nothing keeps them.
+# A tile's rows past its team's last may hold anything: numpy warns of them, nothing keeps them.
 @pytest.mark.filterwarnings("ignore:.*encountered in matmul:RuntimeWarning")
+@pytest.mark.parametrize("experts", [3, 18])
 @pytest.mark.parametrize("descriptors", [True, False])
 @pytest.mark.parametrize("ample", [True, False])
-def test_experts_are_right_whatever_means_the_gpu_has(ample, descriptors, monkeypatch):
-    from alphastomics.attn_model import expert_kernel, routing_kernel
+def test_experts_are_right_whatever_means_the_gpu_has(ample, descriptors, experts, monkeypatch):
+    from alphastomics.attn_model import expert_kernel, gradient_kernel, launch, routing_kernel
 
-    has = routing_kernel.means(torch.device(DEVICE))
-    wanted = routing_kernel.Means(ample, descriptors)
+    device = torch.device(DEVICE)
+    has = routing_kernel.is_ample(device), routing_kernel.has_descriptors(device)
     if descriptors and not ample:
         pytest.skip("no GPU is like that")
-    if not INTERPRETED and any(want > got for want, got in zip(wanted, has, strict=True)):
+    if not INTERPRETED and (ample, descriptors) > has:
         pytest.skip("this GPU has not")
-    for module in (expert_kernel, routing_kernel):
-        monkeypatch.setattr(module, "means", lambda _: wanted)
-    monkeypatch.setattr(expert_kernel, "DESCRIBED_WIDTH", 64)
-    shape = (1, 150, 64, 3, 2, "full")
+    monkeypatch.setattr(expert_kernel, "is_ample", lambda _: ample)
+    monkeypatch.setattr(gradient_kernel, "has_descriptors", lambda _: descriptors)
+    monkeypatch.setattr(gradient_kernel, "DESCRIBED_WIDTH", 64)
+    monkeypatch.setattr(launch, "_compiled", {})
+    for cached in (expert_kernel.tiling_options, gradient_kernel.plan_steps):
+        monkeypatch.setattr(sys.modules[cached.__module__], cached.__name__, cached.__wrapped__)
+    monkeypatch.setattr(gradient_kernel, "tiling_options", expert_kernel.tiling_options)
+    shape = (1, 150, 64, experts, 2, "full")
     moe, inputs = make(shape, d_ff=192), draw(shape, "some")
     want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
     with torch.autocast(DEVICE, torch.float16):
@@ -133,20 +141,27 @@ def test_experts_are_right_whatever_means_the_gpu_has(ample, descriptors, monkey
     assert_near(got, want, 0.02)
 
 
-def test_gelu_and_its_derivative_are_as_exact_as_float32():
-    from alphastomics.attn_model import expert_kernel
-
-    before = torch.linspace(-12, 12, 4001, device=DEVICE)[:, None].expand(-1, 3).contiguous()
-    bias = torch.tensor([[0.0, 0.5, -1.0]], device=DEVICE)
-    ends = torch.tensor([len(before)], dtype=torch.int32, device=DEVICE)
-    x = (before.double() + bias).requires_grad_()
-    want = torch.nn.functional.gelu(x)
-    (want_grad,) = torch.autograd.grad(want.sum(), x)
-    got = expert_kernel.gelu(before, bias, ends)
-    got_grad, bias_grad = expert_kernel.gelu_backward(torch.ones_like(before), before, bias, ends)
-    for value, exact in ((got, want), (got_grad, want_grad)):
-        assert (value.double() - exact).abs().max() < 2e-6
-    torch.testing.assert_close(bias_grad.double(), want_grad.sum(0, keepdim=True))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gelu_and_its_slope_are_as_exact_as_the_precision(dtype, monkeypatch):
+    """One expert whose matrices are the identity: what comes out is GELU itself."""
+    moe = MixtureOfExperts(16, 16, 1, 1).to(DEVICE).eval()
+    monkeypatch.setattr(moe, "is_fused", lambda _: True)
+    with torch.no_grad():
+        for weight, bias in ((moe.up_weight, moe.up_bias), (moe.down_weight, moe.down_bias)):
+            weight.copy_(torch.eye(16))
+            bias.zero_()
+    x = torch.linspace(-12, 12, 16 * 250, device=DEVICE).to(dtype).float().view(1, 250, 16)
+    x.requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    want = torch.nn.functional.gelu(exact)
+    (want_slope,) = torch.autograd.grad(want.sum(), exact)
+    with torch.autocast(DEVICE, torch.float16, enabled=dtype == torch.float16):
+        got, _ = moe(x)
+    (slope,) = torch.autograd.grad(got.sum(), x)
+    # Half precision: two roundings of 2^-11 beside what the formula is off by.
+    near, off, off_slope = (0, 2e-6, 2e-6) if dtype == torch.float32 else (1e-3, 5e-5, 2e-4)
+    torch.testing.assert_close(got.double(), want, rtol=near, atol=off)
+    torch.testing.assert_close(slope.double(), want_slope, rtol=near, atol=off_slope)
 
 
 def test_an_expert_without_cells_gets_a_gradient_of_zero(monkeypatch):
@@ -164,42 +179,64 @@ def test_an_expert_without_cells_gets_a_gradient_of_zero(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_visits_lie_by_expert_and_then_by_cell_as_a_stable_sort_puts_them(shape):
-    from alphastomics.attn_model import dispatch_kernel, routing_kernel
+def routed(moe, x, mask):
+    """Route cells in evaluation, and return the mixture, its memory and its statistics."""
+    from alphastomics.attn_model import routing_kernel
+    from alphastomics.attn_model.fused_moe import _describe
+    from alphastomics.attn_model.launch import Space
+    from alphastomics.attn_model.teams import Experts
 
-    moe, (x, mask, _, _) = make(shape), draw(shape, "some")
-    flat, real = x.flatten(0, 1), mask.flatten()
-    chosen, ranks, sums = routing_kernel.route_forward(
-        flat, moe.router.weight, None, None, None, moe.balance_bias, real.view(torch.uint8),
-        moe.top_k, x.shape[1],
+    flat, real = x.flatten(0, 1), None if mask is None else mask.flatten().view(torch.uint8)
+    experts = Experts(moe.router.weight, None, moe.up_weight, moe.up_bias, moe.down_weight, None)
+    mixture, _ = _describe(flat, None, None, real, experts, moe.top_k, torch.float32)
+    layout = routing_kernel.saved_layout(mixture, wanted=True)
+    memory = torch.zeros(layout.size, dtype=torch.uint8, device=DEVICE)
+    space = Space(layout, memory, by_address=False)
+    statistics = torch.zeros(2 * moe.num_experts + 3, device=DEVICE)
+    routing_kernel.route(
+        mixture, space, statistics, flat, (moe.router.weight, None, None, None, moe.balance_bias),
+        real, (moe.up_weight, moe.down_weight), x.shape[1], None,
     )  # fmt: skip
-    visits, places = dispatch_kernel.send_forward(flat, chosen, ranks, torch.float32)
-    choice = torch.where(real[:, None], chosen.choice, moe.num_experts)
-    assert torch.equal(chosen.choice[~real], torch.full_like(chosen.choice[~real], -1))
-    plan = plan_dispatch(choice, moe.num_experts + 1)
-    sent = int(chosen.ends[-1])
-    assert sent == moe.top_k * int(real.sum())
-    assert torch.equal(chosen.ends, plan.ends[:-1])
-    assert torch.equal(places.order[:sent].long(), plan.order[:sent])
-    assert torch.equal(
-        places.place[real].flatten().long(), plan.place.view(-1, moe.top_k)[real].flatten()
-    )
-    assert torch.equal(visits[:sent], flat[plan.order[:sent] // moe.top_k])
-    counts = torch.bincount(choice.flatten(), minlength=moe.num_experts + 1)[:-1]
-    assert torch.equal(sums.counts.long(), counts)
+    return mixture, space, statistics
 
 
-def test_even_cells_that_are_not_numbers_choose_different_experts():
-    from alphastomics.attn_model.routing_kernel import route_forward
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_lie_by_team_and_then_by_cell_as_a_stable_sort_puts_them(shape):
+    from alphastomics.attn_model.routing_kernel import lanes
 
-    moe = make((1, 9, 8, 4, 3, "split"))
-    x = torch.full((9, 8), float("nan"), device=DEVICE)
-    chosen, _, _ = route_forward(
-        x, moe.router.weight, None, None, None, moe.balance_bias, None, 3, 9
-    )
-    for row in chosen.choice.tolist():
-        assert len(set(row) & {0, 1, 2, 3}) == 3
+    moe, (x, mask, _, _) = make(shape).requires_grad_(requires_grad=False), draw(shape, "some")
+    mixture, space, statistics = routed(moe, x, mask)
+    flat, real = x.flatten(0, 1), mask.flatten()
+    logits = flat @ moe.router.weight.mT
+    choice, weight = route(logits, moe.balance_bias, moe.top_k)
+    choice, order = choice.sort(dim=1)
+    weight = weight.gather(1, order) * real[:, None]
+    torch.testing.assert_close(space.tensor("weight"), weight, rtol=1e-4, atol=1e-5)
+    members = torch.tensor(team_members(moe.num_experts, mixture.teams), device=DEVICE)
+    if mixture.teams.rows == 1:
+        team = (choice[:, None] == members[None]).all(-1).int().argmax(1)
+    else:
+        team = choice.flatten()
+    team = torch.where(real.repeat_interleave(mixture.teams.rows), team, mixture.teams.number)
+    plan = plan_dispatch(team[:, None], mixture.teams.number + 1)
+    sent = int(real.sum()) * mixture.teams.rows
+    ends, rows = space.tensor("plan").split([lanes(mixture.teams.number), len(team)])
+    assert torch.equal(ends[: mixture.teams.number], plan.ends[:-1])
+    assert torch.equal(rows[:sent].long(), plan.order[:sent])
+    assert torch.equal(space.tensor("sent")[:sent], flat[plan.order[:sent] // mixture.teams.rows])
+    counts = torch.bincount(choice[real].flatten(), minlength=moe.num_experts)
+    assert torch.equal(statistics[: moe.num_experts].long(), counts)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 3), (18, 3)])
+def test_even_cells_that_are_not_numbers_choose_different_experts(experts, top_k):
+    moe = make((1, 9, 8, experts, top_k, "split")).requires_grad_(requires_grad=False)
+    _, space, _ = routed(moe, torch.full((1, 9, 8), float("nan"), device=DEVICE), None)
+    teams = (space.tensor("spot") // 128).view(9, -1)
+    if experts == 4:  # a team of three experts
+        assert ((teams >= 0) & (teams < 4)).all()
+    else:
+        assert all(len(set(row) & set(range(18))) == 3 for row in teams.tolist())
 
 
 def test_two_runs_give_the_same_bits(monkeypatch):
@@ -209,6 +246,47 @@ def test_two_runs_give_the_same_bits(monkeypatch):
     second = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
     for name in first:
         assert torch.equal(first[name], second[name]), name
+
+
+def test_a_second_call_of_another_size_or_address_is_right_too(monkeypatch):
+    """The first call compiles; later ones skip Triton's look at each argument."""
+    moe = make((1, 1, 64, 4, 2, "full"))
+    for cells in (300, 77, 129):
+        inputs = draw((2, cells, 64, 4, 2, "full"), "some")
+        want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
+        assert_near(everything(moe, inputs, fused=True, monkeypatch=monkeypatch), want, 2e-5)
+    x, mask, shift, probe = inputs
+    # One number further, addresses are no multiples of 16.
+    apart = torch.cat([shift.flatten()[:1], shift.flatten()])[1:].view(shift.shape)
+    got = everything(moe, (x, mask, apart, probe), fused=True, monkeypatch=monkeypatch)
+    assert_near(got, want, 2e-5)
+
+
+def test_gradients_of_statistics_may_lie_in_memory_as_they_like(monkeypatch):
+    moe = make((1, 1, 24, 4, 2, "split"), train=False)
+    x = torch.randn(1, 40, 24, device=DEVICE, requires_grad=True)
+    probe = torch.randn(4, 3, device=DEVICE)
+    grads = []
+    for fused in (True, False):
+        monkeypatch.setattr(moe, "is_fused", lambda _, fused=fused: fused)
+        _, statistics = moe(x)
+        # The gradient of a column has steps between its numbers; losses' lie side by side.
+        columns = torch.stack([statistics.probability, torch.ones_like(probe[:, 0])], 1)
+        losses = torch.stack([statistics.z_loss, statistics.balance_loss])
+        loss = (columns * probe[:, 1:]).sum() + (losses * probe[0, :2]).sum()
+        grads.append(torch.autograd.grad(loss, [x, moe.router.weight]))
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_without_gradients_the_answer_is_the_same(monkeypatch):
+    shape = (2, 90, 32, 4, 2, "full")
+    moe, (x, mask, shift, _) = make(shape, train=False), draw(shape, "some")
+    monkeypatch.setattr(moe, "is_fused", lambda _: True)
+    want, _ = moe(x, mask, shift)
+    with torch.no_grad():
+        got, _ = moe(x, mask, shift)
+    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("headwise", [True, False])
