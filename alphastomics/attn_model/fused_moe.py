@@ -315,9 +315,9 @@ class _Mixture(torch.autograd.Function):
         top_k: int,
         cells_per_set: int,
         dtype: torch.dtype,
+        wanted: bool,  # noqa: FBT001 - torch's functions take no keywords
     ) -> tuple[Tensor, ...]:
         experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
-        wanted = any(ctx.needs_input_grad)
         if torch.compiler.is_compiling():
             mixed, statistics, memory = forward_op(
                 x, shift, draw, mask, balance_bias, *experts, top_k, cells_per_set, dtype, wanted
@@ -364,7 +364,7 @@ class _Mixture(torch.autograd.Function):
         if shifted:
             by_set = logit_grad.view(-1, ctx.cells_per_set, logit_grad.shape[1])
             shift_grad = by_set.sum(1).to(ctx.shift_dtype)
-        return x_grad, shift_grad, None, None, None, *weight_grads, None, None, None
+        return x_grad, shift_grad, None, None, None, *weight_grads, None, None, None, None
 
 
 def _split_statistics(ctx: Any, statistics: Tensor) -> tuple[Tensor, ...]:
@@ -396,6 +396,7 @@ def fused_mixture(
     if experts.noise is not None:
         draw = torch.randn(x.shape[0], experts.router.shape[0], device=x.device)
     mixed, *statistics = _Mixture.apply(  # type: ignore[no-untyped-call]
-        x, shift, draw, mask, balance_bias, *experts, top_k, num_cells, compute_dtype(cells)
-    )
+        x, shift, draw, mask, balance_bias, *experts, top_k, num_cells, compute_dtype(cells),
+        torch.is_grad_enabled(),
+    )  # fmt: skip
     return mixed.view(cells.shape), RouterStatistics(*statistics)
