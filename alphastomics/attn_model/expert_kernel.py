@@ -42,7 +42,9 @@ HALF = {
     "weight gradient": Tiling(128, 128, 64, 4, 3),
     "wide weight gradient": Tiling(128, 256, 64, 8, 3),
 }
-SMALL = Tiling(128, 128, 32, 4, 3)
+SMALL = {kind: Tiling(128, 128, 32, 4, 3) for kind in HALF} | {
+    "score gradient": Tiling(64, 64, 32, 4, 2),
+}
 SINGLE = Tiling(64, 64, 32, 4, 2)
 
 
@@ -185,7 +187,7 @@ def tiling_options(
     kind: str, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tiling, dict[str, Any]]:
     """Return the tiling of a kernel, and how to hand it over."""
-    tiling = HALF[kind] if is_ample(device) else SMALL
+    tiling = (HALF if is_ample(device) else SMALL)[kind]
     if dtype == torch.float32:
         tiling = SINGLE
     options = {

@@ -110,7 +110,8 @@ def _add_rows(rows: Tensor, mixture: Any) -> Tensor:
     """Add up the rows of each cell."""
     if mixture.teams.rows == 1:
         return rows
-    return rows.view(mixture.num_cells, -1, mixture.width).sum(1)
+    # Autocast would sum to float32.
+    return rows.view(mixture.num_cells, -1, mixture.width).sum(1, dtype=rows.dtype)
 
 
 def _return(
@@ -318,6 +319,8 @@ class _Mixture(torch.autograd.Function):
         wanted: bool,  # noqa: FBT001 - torch's functions take no keywords
     ) -> tuple[Tensor, ...]:
         experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
+        # Of a compiled call the way back may be run by torch itself.
+        ctx.call = None
         if torch.compiler.is_compiling():
             mixed, statistics, memory = forward_op(
                 x, shift, draw, mask, balance_bias, *experts, top_k, cells_per_set, dtype, wanted
@@ -348,13 +351,13 @@ class _Mixture(torch.autograd.Function):
             probability = probability.contiguous()
         upstream = (mixed.contiguous(), probability, balance, z_loss)
         padded, shifted = ctx.padded, ctx.shift_dtype is not None
-        if torch.compiler.is_compiling():
-            x_grad, logit_grad, *weight_grads = backward_op(
+        if ctx.call is None:
+            x_grad, logit_grad, router_grad, noise_grad, *rest = backward_op(
                 *upstream, statistics, memory, draw, *experts, ctx.top_k, ctx.dtype,
                 ctx.cell_dtype, padded, shifted,
             )  # fmt: skip
-            if experts.noise is None:
-                weight_grads[1] = None
+            noise_grad = None if experts.noise is None else noise_grad
+            weight_grads = (router_grad, noise_grad, *rest)
         else:
             x_grad, logit_grad, weight_grads = _return(
                 ctx.call, upstream, statistics, memory, draw, experts, ctx.cell_dtype,
