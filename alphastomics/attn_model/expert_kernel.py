@@ -13,13 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from alphastomics.attn_model.launch import Key, Space, launch
-from alphastomics.attn_model.routing_kernel import (
-    Mixture,
-    _member,
-    _tile,
-    is_ample,
-    parts_of,
-)
+from alphastomics.attn_model.mixture import Mixture, is_ample, parts_of
+from alphastomics.attn_model.routing_kernel import _member, _tile
 
 
 class Tiling(NamedTuple):

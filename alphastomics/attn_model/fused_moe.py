@@ -1,21 +1,21 @@
 """The mixture of experts as two fused operations, forward and backward, for CUDA.
 
-Routed by the kernels of `routing_kernel.py`, sent, multiplied and mixed by those of
-`expert_kernel.py`, and brought back by those of `gradient_kernel.py`; `moe.py` does the same by
-torch alone, for other devices and as the reference.
+`fused_call.py` lets the kernels route, send, multiply and mix, and bring gradients back; `moe.py`
+does the same by torch alone, for other devices and as the reference.
 Padding is not sent to any expert. A compiler sees the two operations whole; without one they are
 called directly, since going through torch's registry takes longer than the work of a small layer.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from alphastomics.attn_model.dispatch import compute_dtype
-from alphastomics.attn_model.launch import Key, Space, is_compiled, key_of
+from alphastomics.attn_model.fused_call import come_back, describe, go
+from alphastomics.attn_model.mixture import Mixture, saved_layout
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.teams import Experts, make_teams
 
@@ -43,126 +43,6 @@ def _generation(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).major
 
 
-class Call(NamedTuple):
-    """The shape of a call, and what decides how its kernels are compiled."""
-
-    mixture: Any
-    key: Key | None
-
-
-def _describe(
-    x: Tensor,
-    shift: Tensor | None,
-    draw: Tensor | None,
-    mask: Tensor | None,
-    experts: Experts,
-    top_k: int,
-    dtype: torch.dtype,
-) -> Call:
-    """Describe a call."""
-    from alphastomics.attn_model import routing_kernel
-
-    up = experts.up_weight
-    (num_cells, width), (num_experts, _, hidden) = x.shape, up.shape
-    mixture = routing_kernel.Mixture(
-        num_cells, width, hidden, num_experts, top_k, experts.noise is not None, dtype,
-        up.dtype != dtype, make_teams(num_experts, top_k),
-    )  # fmt: skip
-    facts = (x.device, width, hidden, num_experts, top_k, dtype)
-    return Call(mixture, key_of((x, shift, draw, mask, *experts), *facts))
-
-
-def _go(
-    call: Call,
-    x: Tensor,
-    shift: Tensor | None,
-    draw: Tensor | None,
-    mask: Tensor | None,
-    balance_bias: Tensor,
-    experts: Experts,
-    cells_per_set: int,
-    *,
-    wanted: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mixed cells, the statistics, and what the way back needs, if that is wanted."""
-    from alphastomics.attn_model import expert_kernel, routing_kernel
-
-    mixture, device = call.mixture, x.device
-    key = None if call.key is None else (call.key, wanted)
-    router, noise, up, up_bias, down, down_bias = experts
-    layout = routing_kernel.known_layout(mixture, wanted=wanted)
-    memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
-    space = Space(layout, memory, by_address=is_compiled(key, expert_kernel._down_kernel))
-    statistics = torch.empty(2 * mixture.num_experts + 3, dtype=torch.float32, device=device)
-    routers = (router, noise, shift, draw, balance_bias)
-    routing_kernel.route(
-        mixture, space, statistics, x, routers, mask, (up, down), cells_per_set, key
-    )
-    make = torch.empty if mask is None else torch.zeros
-    mixed = make(mixture.num_rows, mixture.width, dtype=mixture.dtype, device=device)
-    if mixture.rounded:
-        up, down = space["up"], space["down"]
-    expert_kernel.mix(mixture, space, mixed, (up, up_bias, down, down_bias), key, wanted=wanted)
-    return _add_rows(mixed, mixture), statistics, memory
-
-
-def _add_rows(rows: Tensor, mixture: Any) -> Tensor:
-    """Add up the rows of each cell."""
-    if mixture.teams.rows == 1:
-        return rows
-    # Autocast would sum to float32.
-    return rows.view(mixture.num_cells, -1, mixture.width).sum(1, dtype=rows.dtype)
-
-
-def _return(
-    call: Call,
-    upstream: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
-    statistics: Tensor,
-    memory: Tensor,
-    draw: Tensor | None,
-    experts: Experts,
-    cell_dtype: torch.dtype,
-    *,
-    padded: bool,
-    shifted: bool,
-) -> tuple[Tensor, Tensor | None, Experts]:
-    """Return the gradients of cells, logits (if `shifted`), and the weights."""
-    from alphastomics.attn_model import gradient_kernel, routing_kernel
-
-    mixture, key, grads = call.mixture, call.key, gradient_kernel.Upstream(*upstream)
-    if key is not None:
-        key = key_of((grads.mixed,), key, cell_dtype, shifted, *map(_is_none, grads[1:]))
-    layout = routing_kernel.known_layout(mixture, wanted=True)
-    space = Space(layout, memory, by_address=is_compiled(key, gradient_kernel._sum_kernel))
-    router, noise, up, up_bias, down, down_bias = experts
-    make, device = torch.zeros if padded else torch.empty, memory.device
-    cell_grad = make(mixture.num_rows, mixture.width, dtype=cell_dtype, device=device)
-    logit_grad = None
-    if shifted:
-        logit_grad = make(mixture.num_cells, mixture.num_experts, device=device)
-    weight_grads = Experts(
-        torch.empty_like(router),
-        None if noise is None else torch.empty_like(noise),
-        torch.empty_like(up),
-        torch.empty_like(up_bias),
-        torch.empty_like(down),
-        torch.empty_like(down_bias),
-    )
-    if mixture.rounded:
-        experts = Experts(router, noise, space["up"], up_bias, space["down"], down_bias)
-    way = gradient_kernel.Way(mixture, space, statistics, grads, experts, draw, key)
-    way.to_hidden()
-    way.to_scores(logit_grad)
-    way.to_cells(cell_grad)
-    way.to_weights(weight_grads)
-    return _add_rows(cell_grad, mixture), logit_grad, weight_grads
-
-
-def _is_none(value: object) -> bool:
-    """Tell whether there is nothing."""
-    return value is None
-
-
 def _forward(
     x: Tensor,
     shift: Tensor | None,
@@ -180,10 +60,10 @@ def _forward(
     dtype: torch.dtype,
     wanted: bool,  # noqa: FBT001 - torch's operators take no keywords without a default
 ) -> list[Tensor]:
-    """Go there, for a compiler: see `_go`."""
+    """Go there, for a compiler: see `go`."""
     experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
-    call = _describe(x, shift, draw, mask, experts, top_k, dtype)
-    mixed, statistics, memory = _go(
+    call = describe(x, shift, draw, mask, experts, top_k, dtype)
+    mixed, statistics, memory = go(
         call, x, shift, draw, mask, balance_bias, experts, cells_per_set, wanted=wanted
     )
     return [mixed, statistics, memory if wanted else memory.new_empty(0)]
@@ -209,11 +89,11 @@ def _backward(
     padded: bool,  # noqa: FBT001
     shifted: bool,  # noqa: FBT001
 ) -> list[Tensor]:
-    """Come back, for a compiler: see `_return`; what is not there is empty."""
+    """Come back, for a compiler: see `come_back`; what is not there is empty."""
     experts = Experts(router, noise, up_weight, up_bias, down_weight, down_bias)
-    call = _describe(mixed_grad, None, draw, None, experts, top_k, dtype)
+    call = describe(mixed_grad, None, draw, None, experts, top_k, dtype)
     upstream = (mixed_grad, probability_grad, balance_grad, z_grad)
-    cells, logits, weights = _return(
+    cells, logits, weights = come_back(
         call, upstream, statistics, memory, draw, experts, cell_dtype,
         padded=padded, shifted=shifted,
     )  # fmt: skip
@@ -246,8 +126,6 @@ def _forward_shapes(
     """Allocate what `_forward` returns."""
     memory = 0
     if wanted:
-        from alphastomics.attn_model.routing_kernel import Mixture, saved_layout
-
         (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
         mixture = Mixture(
             num_cells, width, hidden, num_experts, top_k, noise is not None, dtype,
@@ -326,8 +204,8 @@ class _Mixture(torch.autograd.Function):
                 x, shift, draw, mask, balance_bias, *experts, top_k, cells_per_set, dtype, wanted
             )
         else:
-            ctx.call = _describe(x, shift, draw, mask, experts, top_k, dtype)
-            mixed, statistics, memory = _go(
+            ctx.call = describe(x, shift, draw, mask, experts, top_k, dtype)
+            mixed, statistics, memory = go(
                 ctx.call, x, shift, draw, mask, balance_bias, experts, cells_per_set, wanted=wanted
             )
         ctx.save_for_backward(statistics, memory, draw, *experts)
@@ -359,7 +237,7 @@ class _Mixture(torch.autograd.Function):
             noise_grad = None if experts.noise is None else noise_grad
             weight_grads = (router_grad, noise_grad, *rest)
         else:
-            x_grad, logit_grad, weight_grads = _return(
+            x_grad, logit_grad, weight_grads = come_back(
                 ctx.call, upstream, statistics, memory, draw, experts, ctx.cell_dtype,
                 padded=padded, shifted=shifted,
             )  # fmt: skip

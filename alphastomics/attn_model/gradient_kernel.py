@@ -1,7 +1,7 @@
 """The way back through the experts on a GPU: gradients of mixed cells enter, all others leave.
 
-Tiles and teams are those of `expert_kernel.py`. Sums over an expert's rows are stored by tile and
-added up in one order, so that the result does not change from run to run.
+Tiles and teams are those of `expert_kernel.py`; the router's scores have `score_kernel.py`, weights
+`weight_kernel.py`.
 """
 
 from functools import lru_cache
@@ -20,18 +20,12 @@ from alphastomics.attn_model.expert_kernel import (
     most_tiles,
     tiling_options,
 )
-from alphastomics.attn_model.launch import Key, Parts, Space, is_compiled, launch, lay_out
-from alphastomics.attn_model.launch import Layout as SpaceLayout
-from alphastomics.attn_model.routing_kernel import (
-    Mixture,
-    _member,
-    _softmax,
-    _tile,
-    has_descriptors,
-    lanes,
-    parts_of,
-)
+from alphastomics.attn_model.launch import Key, Layout, Parts, Space, is_compiled, launch, lay_out
+from alphastomics.attn_model.mixture import Mixture, has_descriptors, lanes, parts_of
+from alphastomics.attn_model.routing_kernel import _member, _tile
+from alphastomics.attn_model.score_kernel import _score_gradient_kernel
 from alphastomics.attn_model.teams import Experts
+from alphastomics.attn_model.weight_kernel import _sum_kernel, _weight_gradient_kernel
 
 # From this width on descriptors pay; below, products wait for memory.
 DESCRIBED_WIDTH = 512
@@ -82,153 +76,6 @@ def _hidden_gradient_kernel(
 
 @triton.jit
 @no_type_check
-def _chosen(
-    weight_ptr, weight_grad_ptr, spot_ptr, packed, cell, real, num_cells, num_parts,
-    LANES: tl.constexpr, MEMBERS: tl.constexpr, VISITS: tl.constexpr, CELLS: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """Return by expert some cells' weights, and the weights' gradients times the weights."""
-    lane = tl.arange(0, LANES)[None, :]
-    weights = tl.zeros((ROWS, LANES), tl.float32)
-    grads = tl.zeros((ROWS, LANES), tl.float32)
-    for j in tl.static_range(MEMBERS * VISITS):
-        at = cell * (MEMBERS * VISITS) + j
-        weight = tl.load(weight_ptr + at, mask=real, other=0.0)
-        grad = tl.zeros((ROWS,), tl.float32)
-        for part in range(num_parts):
-            from_part = weight_grad_ptr + part * (num_cells * MEMBERS * VISITS) + at
-            grad += tl.load(from_part, mask=real, other=0.0)
-        if VISITS == 1:
-            mine = (lane == _member(packed, j)) & real[:, None]
-        else:
-            spot = tl.load(spot_ptr + at, mask=real, other=-CELLS)
-            mine = lane == (spot // CELLS)[:, None]
-        weights += tl.where(mine, weight[:, None], 0.0)
-        grads += tl.where(mine, grad[:, None], 0.0)
-    return weights, grads
-
-
-@triton.jit
-@no_type_check
-def _logit_gradient(
-    score_ptr, statistics_ptr, probability_grad_ptr, balance_grad_ptr, z_grad_ptr,
-    weights, weight_grads, cell, real,
-    EXPERTS: tl.constexpr, LANES: tl.constexpr, STRIDE: tl.constexpr,
-):  # fmt: skip
-    """Bring the gradients of weights, probabilities and losses back to some cells' logits."""
-    lane = tl.arange(0, LANES)
-    expert = lane < EXPERTS
-    fits = real[:, None] & expert[None, :]
-    logit = tl.load(score_ptr + cell[:, None] * STRIDE + lane[None, :], mask=fits, other=0.0)
-    share, partition = _softmax(logit, expert[None, :])
-    # d(sum of p_e c_e)/dl = p (c - sum of p c), c the gradient of an expert's probability.
-    upstream = tl.zeros((LANES,), tl.float32)
-    if probability_grad_ptr is not None:
-        upstream += tl.load(probability_grad_ptr + lane, mask=expert, other=0.0)
-    there = tl.maximum(tl.load(statistics_ptr + 2 * EXPERTS), 1.0)
-    if balance_grad_ptr is not None:
-        counts = tl.load(statistics_ptr + lane, mask=expert, other=0.0)
-        even = EXPERTS / (tl.maximum(tl.sum(counts, 0), 1.0) * there)
-        upstream += tl.load(balance_grad_ptr) * even * counts
-    grad = share * (upstream[None, :] - tl.sum(share * upstream[None, :], 1)[:, None])
-    if z_grad_ptr is not None:
-        grad += share * (2 * tl.load(z_grad_ptr) / there * partition)[:, None]
-    # The same for the softmax over the chosen, whose gradients come times the weights.
-    grad += weight_grads - weights * tl.sum(weight_grads, 1)[:, None]
-    return tl.where(fits, grad, 0.0)
-
-
-@triton.jit(
-    do_not_specialize=["num_cells", "num_parts"],
-    # Those of a model's layers lie side by side.
-    do_not_specialize_on_alignment=["probability_grad_ptr", "balance_grad_ptr", "z_grad_ptr"],
-)
-@no_type_check
-def _score_gradient_kernel(
-    grad_ptr, x_ptr, bias_ptr, score_ptr, draw_ptr, weight_ptr, weight_grad_ptr, spot_ptr,
-    statistics_ptr, probability_grad_ptr, balance_grad_ptr, z_grad_ptr, table_ptr, plan_ptr,
-    sent_grad_ptr, score_grad_ptr, logit_grad_ptr, partial_ptr, num_cells, num_parts, width,
-    EXPERTS: tl.constexpr, LANES: tl.constexpr, CELLS: tl.constexpr,
-    TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, MEMBERS: tl.constexpr, VISITS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a tile's scores, and its share of the router's, the noise's and last biases'.
-
-    A cell with several rows has its scores in the first. Gradients of mixed cells are sent, as
-    cells were, for the kernels to come.
-    """
-    tile = tl.program_id(0)
-    team, first, end = _tile(plan_ptr, tile, TEAMS, TEAM_LANES, ROWS)
-    if team < TEAMS:
-        row = first + tl.arange(0, ROWS)
-        here = row < end
-        visit = tl.load(plan_ptr + TEAM_LANES + row, mask=here, other=0)
-        cell = visit // VISITS
-        real = here & (visit % VISITS == 0)
-        packed = tl.load(table_ptr + team)
-        lane = tl.arange(0, LANES)
-        matrices: tl.constexpr = 1 if draw_ptr is None else 2
-        dtype = score_grad_ptr.dtype.element_ty
-        weights, weight_grads = _chosen(
-            weight_ptr, weight_grad_ptr, spot_ptr, packed, cell, real, num_cells, num_parts,
-            LANES, MEMBERS, VISITS, CELLS, ROWS,
-        )  # fmt: skip
-        own = weights
-        if VISITS > 1:
-            weight = tl.load(weight_ptr + visit, mask=here, other=0.0)
-            own = tl.where(lane[None, :] == _member(packed, 0), weight[:, None], 0.0)
-        own = tl.trans(own.to(dtype))
-        partial = partial_ptr + tile.to(tl.int64) * ((matrices + 1) * EXPERTS) * width
-        biased = tl.zeros((ROWS, LANES), tl.float32)
-        for start in range(0, width, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            inside = column < width
-            fits = here[:, None] & inside[None, :]
-            from_cell = grad_ptr + cell.to(tl.int64)[:, None] * width + column[None, :]
-            grad = tl.load(from_cell, mask=fits, other=0.0)
-            to = sent_grad_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
-            tl.store(to, grad, mask=fits)
-            from_bias = bias_ptr + lane[None, :] * width + column[:, None]
-            taken = inside[:, None] & (lane < EXPERTS)[None, :]
-            bias = tl.load(from_bias, mask=taken, other=0.0).to(dtype)
-            biased = tl.dot(grad, bias, biased, input_precision="tf32x3")
-            to = partial + (matrices * EXPERTS + lane)[:, None] * width + column[None, :]
-            taken = (lane < EXPERTS)[:, None] & inside[None, :]
-            tl.store(to, tl.dot(own, grad, input_precision="tf32x3"), mask=taken)
-        logit_grad = _logit_gradient(
-            score_ptr, statistics_ptr, probability_grad_ptr, balance_grad_ptr, z_grad_ptr,
-            weights, weight_grads + weights * biased, cell, real,
-            EXPERTS, LANES, matrices * EXPERTS,
-        )  # fmt: skip
-        fits = real[:, None] & (lane < EXPERTS)[None, :]
-        at = cell[:, None] * EXPERTS + lane[None, :]
-        if logit_grad_ptr is not None:
-            tl.store(logit_grad_ptr + at, logit_grad, mask=fits)
-        score_grad = score_grad_ptr + row[:, None] * (matrices * LANES) + lane[None, :]
-        tl.store(score_grad, logit_grad.to(dtype), mask=here[:, None])
-        logit_turned = tl.trans(logit_grad.to(dtype))
-        spread_turned = logit_turned
-        if draw_ptr is not None:
-            spread_at = score_ptr + EXPERTS + cell[:, None] * (2 * EXPERTS) + lane[None, :]
-            slope = tl.sigmoid(tl.load(spread_at, mask=fits, other=0.0))
-            spread_grad = logit_grad * slope * tl.load(draw_ptr + at, mask=fits, other=0.0)
-            tl.store(score_grad + LANES, spread_grad.to(dtype), mask=here[:, None])
-            spread_turned = tl.trans(spread_grad.to(dtype))
-        for start in range(0, width, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            inside = column < width
-            from_row = x_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
-            x = tl.load(from_row, mask=here[:, None] & inside[None, :], other=0.0)
-            to = partial + lane[:, None] * width + column[None, :]
-            taken = (lane < EXPERTS)[:, None] & inside[None, :]
-            tl.store(to, tl.dot(logit_turned, x, input_precision="tf32x3"), mask=taken)
-            if draw_ptr is not None:
-                product = tl.dot(spread_turned, x, input_precision="tf32x3")
-                tl.store(to + EXPERTS * width, product, mask=taken)
-
-
-@triton.jit
-@no_type_check
 def _cell_gradient_kernel(
     before_grad_ptr, w_ptr, score_grad_ptr, router_ptr, noise_ptr, table_ptr, plan_ptr, x_grad_ptr,
     width, hidden,
@@ -264,215 +111,6 @@ def _cell_gradient_kernel(
         to = x_grad_ptr + visit.to(tl.int64)[:, None] * width + column[None, :]
         fits = (row < end)[:, None] & inside[None, :]
         tl.store(to, product.to(x_grad_ptr.dtype.element_ty), mask=fits)
-
-
-@triton.jit
-@no_type_check
-def _outer_product(
-    a, b, first, end, down_start, start, width, hidden, member, total, DESCRIBED: tl.constexpr,
-    MEMBERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Add A^T B over the rows from first to end, A (S, D) and B (S, MEMBERS x H)."""
-    if DESCRIBED:
-        whole = first + (end - first) // DEPTH * DEPTH
-        shift = member * hidden + start
-        for i in range(first, whole, DEPTH):
-            total = tl.dot(a.load([i, down_start]).T, b.load([i, shift]), total)
-        if whole < end:
-            # The rows after the last are another team's, or nobody's and hold anything.
-            here = (whole + tl.arange(0, DEPTH) < end)[:, None]
-            left = tl.where(here, a.load([whole, down_start]), 0.0)
-            right = tl.where(here, b.load([whole, shift]), 0.0)
-            total = tl.dot(left.T, right, total)
-    else:
-        down, column = down_start + tl.arange(0, ROWS), start + tl.arange(0, COLUMNS)
-        inside, fitting = (down < width)[None, :], (column < hidden)[None, :]
-        for i in range(first, end, DEPTH):
-            row = i + tl.arange(0, DEPTH)
-            here = (row < end)[:, None]
-            at = row.to(tl.int64)[:, None] * width + down[None, :]
-            left = tl.load(a + at, mask=here & inside, other=0.0)
-            at = row.to(tl.int64)[:, None] * (MEMBERS * hidden) + member * hidden + column[None, :]
-            right = tl.load(b + at, mask=here & fitting, other=0.0)
-            total = tl.dot(tl.trans(left), right, total, input_precision="tf32x3")
-    return total
-
-
-@triton.jit
-@no_type_check
-def _weight_gradient_part(
-    a, b, table_ptr, plan_ptr, down_start, start, width, hidden, chunk, DESCRIBED: tl.constexpr,
-    TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, MEMBERS: tl.constexpr,
-    SPLIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Form A^T B over an expert's rows, or if SPLIT over a chunk of rows of a team's member."""
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if SPLIT:
-        tile, member = tl.program_id(1) // MEMBERS, tl.program_id(1) % MEMBERS
-        team, first, end = _tile(plan_ptr, tile, TEAMS, TEAM_LANES, chunk)
-        end = tl.where(team < TEAMS, tl.minimum(end, first + chunk), first)
-        total = _outer_product(
-            a, b, first, end, down_start, start, width, hidden, member, total, DESCRIBED,
-            MEMBERS, ROWS, COLUMNS, DEPTH,
-        )  # fmt: skip
-    else:
-        first = 0
-        for team in range(TEAMS):
-            packed, end = tl.load(table_ptr + team), tl.load(plan_ptr + team)
-            mine, there = 0, 0
-            for member in tl.static_range(MEMBERS):
-                if _member(packed, member) == tl.program_id(1):
-                    mine, there = member, 1
-            if there > 0:
-                total = _outer_product(
-                    a, b, first, end, down_start, start, width, hidden, mine, total, DESCRIBED,
-                    MEMBERS, ROWS, COLUMNS, DEPTH,
-                )  # fmt: skip
-            first = end
-    return total
-
-
-@triton.jit(do_not_specialize=["chunk"])
-@no_type_check
-def _weight_gradient_kernel(
-    grad, hidden_rows, x, before_grad, table_ptr, plan_ptr, up_ptr, down_ptr,
-    chunk, width, hidden, DESCRIBED: tl.constexpr,
-    TEAMS: tl.constexpr, TEAM_LANES: tl.constexpr, MEMBERS: tl.constexpr,
-    SPLIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Form a block of an expert's gradients, or of a chunk's share: the last matrix's, the first's.
-
-    The last lies the other way around.
-    """
-    parts = tl.cdiv(hidden, COLUMNS)
-    down_start = (tl.program_id(0) // parts) * ROWS
-    start = (tl.program_id(0) % parts) * COLUMNS
-    down, column = down_start + tl.arange(0, ROWS), start + tl.arange(0, COLUMNS)
-    fits = (down < width)[:, None] & (column < hidden)[None, :]
-    to = tl.program_id(1).to(tl.int64) * width * hidden
-    if tl.program_id(2) == 0:
-        total = _weight_gradient_part(
-            grad, hidden_rows, table_ptr, plan_ptr, down_start, start, width, hidden, chunk,
-            DESCRIBED, TEAMS, TEAM_LANES, MEMBERS, SPLIT, ROWS, COLUMNS, DEPTH,
-        )  # fmt: skip
-        at = to + column[None, :] * width + down[:, None]
-        tl.store(down_ptr + at, total.to(down_ptr.dtype.element_ty), mask=fits)
-    else:
-        total = _weight_gradient_part(
-            x, before_grad, table_ptr, plan_ptr, down_start, start, width, hidden, chunk,
-            DESCRIBED, TEAMS, TEAM_LANES, MEMBERS, SPLIT, ROWS, COLUMNS, DEPTH,
-        )  # fmt: skip
-        at = to + down[:, None] * hidden + column[None, :]
-        tl.store(up_ptr + at, total.to(up_ptr.dtype.element_ty), mask=fits)
-
-
-@triton.jit
-@no_type_check
-def _sum_tiles(
-    partial_ptr, to_ptr, table_ptr, plan_ptr, expert, start, width, rows,
-    TEAMS: tl.constexpr, MEMBERS: tl.constexpr,
-    TILES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Add up some columns of one expert's tiles, which lie by tile and member."""
-    column = start * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < width
-    total = tl.zeros((TILES, COLUMNS), tl.float32)
-    first = 0
-    begin = 0
-    for team in range(TEAMS):
-        packed, end = tl.load(table_ptr + team), tl.load(plan_ptr + team)
-        last = first + (end - begin + rows - 1) // rows
-        for member in tl.static_range(MEMBERS):
-            if _member(packed, member) == expert:
-                for i in range(first, last, TILES):
-                    tile = i + tl.arange(0, TILES)
-                    at = (tile * MEMBERS + member).to(tl.int64)[:, None] * width + column[None, :]
-                    fits = (tile < last)[:, None] & inside[None, :]
-                    total += tl.load(partial_ptr + at, mask=fits, other=0.0)
-        first = last
-        begin = end
-    to = to_ptr + expert.to(tl.int64) * width + column
-    tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-@no_type_check
-def _sum_all_tiles(
-    partial_ptr, to_ptr, plan_ptr, expert, start, width, stride,
-    TEAMS: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Add up some columns of the tiles of all teams, in an expert's row."""
-    column = start * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < width
-    total = tl.zeros((TILES, COLUMNS), tl.float32)
-    last = 0
-    begin = 0
-    for team in range(TEAMS):
-        end = tl.load(plan_ptr + team)
-        last += (end - begin + ROWS - 1) // ROWS
-        begin = end
-    for i in range(0, last, TILES):
-        tile = i + tl.arange(0, TILES)
-        at = tile.to(tl.int64)[:, None] * stride + expert * width + column[None, :]
-        fits = (tile < last)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + at, mask=fits, other=0.0)
-    to = to_ptr + expert.to(tl.int64) * width + column
-    tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["chunk"])
-@no_type_check
-def _sum_kernel(
-    up_partial_ptr, down_partial_ptr, up_bias_partial_ptr, partial_ptr, table_ptr, plan_ptr,
-    up_ptr, down_ptr, up_bias_ptr, down_bias_ptr, router_ptr, noise_ptr,
-    chunk, width, hidden, EXPERTS: tl.constexpr, TEAMS: tl.constexpr, MEMBERS: tl.constexpr,
-    SPLIT: tl.constexpr, HIDDEN_ROWS: tl.constexpr, SCORE_ROWS: tl.constexpr,
-    TILES: tl.constexpr, COLUMNS: tl.constexpr,
-    NARROW_TILES: tl.constexpr, NARROW_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Add up one expert's gradients: a program takes some numbers of one of them."""
-    part, expert = tl.program_id(0), tl.program_id(1)
-    size = width * hidden
-    large = tl.cdiv(size, COLUMNS) if SPLIT else 0
-    of_hidden, of_width = tl.cdiv(hidden, NARROW_COLUMNS), tl.cdiv(width, NARROW_COLUMNS)
-    matrices: tl.constexpr = 1 if noise_ptr is None else 2
-    stride = (matrices + 1) * EXPERTS * width
-    # The longest first: the last to start are the last to end.
-    router, bias = part, part - of_width
-    up_bias, noise = bias - of_width, part - 2 * of_width - of_hidden
-    matrix = noise - (matrices - 1) * of_width
-    if bias < 0:
-        _sum_all_tiles(
-            partial_ptr, router_ptr, plan_ptr, expert, router, width, stride,
-            TEAMS, SCORE_ROWS, NARROW_TILES, NARROW_COLUMNS,
-        )  # fmt: skip
-    elif up_bias < 0:
-        _sum_all_tiles(
-            partial_ptr + matrices * EXPERTS * width, down_bias_ptr, plan_ptr, expert, bias, width,
-            stride, TEAMS, SCORE_ROWS, NARROW_TILES, NARROW_COLUMNS,
-        )  # fmt: skip
-    elif noise < 0:
-        _sum_tiles(
-            up_bias_partial_ptr, up_bias_ptr, table_ptr, plan_ptr, expert, up_bias, hidden,
-            HIDDEN_ROWS, TEAMS, MEMBERS, NARROW_TILES, NARROW_COLUMNS,
-        )  # fmt: skip
-    elif matrix < 0:
-        if noise_ptr is not None:
-            _sum_all_tiles(
-                partial_ptr + EXPERTS * width, noise_ptr, plan_ptr, expert, noise, width, stride,
-                TEAMS, SCORE_ROWS, NARROW_TILES, NARROW_COLUMNS,
-            )  # fmt: skip
-    elif SPLIT:
-        if matrix < large:
-            _sum_tiles(
-                up_partial_ptr, up_ptr, table_ptr, plan_ptr, expert, matrix, size, chunk,
-                TEAMS, MEMBERS, TILES, COLUMNS,
-            )  # fmt: skip
-        else:
-            _sum_tiles(
-                down_partial_ptr, down_ptr, table_ptr, plan_ptr, expert, matrix - large, size,
-                chunk, TEAMS, MEMBERS, TILES, COLUMNS,
-            )  # fmt: skip
 
 
 class Upstream(NamedTuple):
@@ -526,7 +164,7 @@ class Steps(NamedTuple):
     weights: tuple[Tiling, dict[str, Any]]
     split: Split
     num_parts: int
-    layout: SpaceLayout
+    layout: Layout
 
 
 @lru_cache(maxsize=256)

@@ -5,141 +5,24 @@ a second adds the blocks up, which gives the statistics and, as in a counting so
 each row among those of its team (`teams.py`). No atomics: the same cells give the same numbers.
 """
 
-from functools import lru_cache
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from alphastomics.attn_model.launch import Key, Layout, Parts, Space, launch, lay_out
-from alphastomics.attn_model.teams import MEMBER_BITS, Teams, make_teams, team_table
+from alphastomics.attn_model.launch import Key, Space, launch
+from alphastomics.attn_model.mixture import CELLS, Mixture, parts_of
+from alphastomics.attn_model.teams import MEMBER_BITS
 
-# Cells of a block, blocks that are added up at a time, and how many warps and stages a program has.
-CELLS, BLOCKS, WARPS, STAGES = 128, 128, 4, 3
+# Blocks that are added up at a time, and how many warps and stages a program has.
+BLOCKS, WARPS, STAGES = 128, 4, 3
 # Columns of a tile that is routed.
 COLUMNS = 32
 # Columns of a tile that is sent, and a program's warps.
 SENT_COLUMNS, SENT_WARPS = 64, 4
 # Numbers that a program rounds.
 NUMBERS = 4096
-# The tensor cores' smallest side; experts and teams are padded to a power of two from here on.
-SMALLEST_SIDE = 16
-# Bytes of shared memory that a program may take on a GPU for data centres; others have 99 KiB.
-AMPLE = 160 * 1024
-
-
-@lru_cache
-def is_ample(device: torch.device) -> bool:
-    """Tell whether a GPU has ample shared memory; Triton's interpreter counts as a small one."""
-    if device.type != "cuda":
-        return False
-    properties = torch.cuda.get_device_properties(device)
-    # Only NVIDIA's GPUs say how much a program may ask for.
-    return getattr(properties, "shared_memory_per_block_optin", 0) >= AMPLE
-
-
-@lru_cache
-def has_descriptors(device: torch.device) -> bool:
-    """Tell whether a GPU has an engine that copies tiles by descriptors."""
-    return is_ample(device) and torch.cuda.get_device_properties(device).major >= 9
-
-
-def lanes(count: int) -> int:
-    """Return a number of experts or teams, padded to what the kernels take."""
-    return max(SMALLEST_SIDE, 1 << (count - 1).bit_length())
-
-
-class Mixture(NamedTuple):
-    """The shape of a call: its sizes, its precision, and its teams.
-
-    T cells of width D have S rows, one or k each; E experts of width H, of which a cell visits k.
-    `rounded`: matrices are in another precision than the call.
-    """
-
-    num_cells: int
-    width: int
-    hidden: int
-    num_experts: int
-    top_k: int
-    noisy: bool
-    dtype: torch.dtype
-    rounded: bool
-    teams: Teams
-
-    @property
-    def num_rows(self) -> int:
-        """Return the number of rows, S."""
-        return self.num_cells * self.teams.rows
-
-    @property
-    def matrices(self) -> int:
-        """Return how many matrices score a cell: the router's, and with noise the noise's."""
-        return 2 if self.noisy else 1
-
-    def table(self, device: torch.device) -> Tensor:
-        """Return the table of the teams."""
-        return _table(self.num_experts, self.top_k, device)
-
-    def told(self, *names: str) -> dict[str, int]:
-        """Return by name what the kernels are told of experts and teams."""
-        told = {
-            "EXPERTS": self.num_experts,
-            "LANES": lanes(self.num_experts),
-            "TEAMS": self.teams.number,
-            "TEAM_LANES": lanes(self.teams.number),
-            "MEMBERS": self.teams.members,
-            "VISITS": self.teams.rows,
-            "CELLS": CELLS,
-        }
-        return {name: told[name] for name in names}
-
-
-@lru_cache
-def _table(num_experts: int, top_k: int, device: torch.device) -> Tensor:
-    """Return the table of a mixture's teams."""
-    return torch.tensor(team_table(num_experts, make_teams(num_experts, top_k)), device=device)
-
-
-def saved_layout(mixture: Mixture, *, wanted: bool) -> Layout:
-    """Lay out what a call leaves for the way back; less if none is `wanted`.
-
-    `sent` holds the cells by team, in the experts' precision; `score` logits and, with noise, its
-    scale before the softplus; `weight` those of a cell's experts, ascending; `spot` 128 times the
-    team of a row plus its rank in its block, -1 for padding; `plan` where each team's rows end,
-    then the rows in order; `hidden` and `slope` GELU and its slope, by row and member; `up` and
-    `down` the rounded matrices.
-    """
-    m = mixture
-    rows, members, matrices = m.num_rows, m.teams.members, (m.num_experts, m.width, m.hidden)
-    parts: Parts = (
-        ("sent", (rows, m.width), m.dtype),
-        ("score", (m.num_cells, m.matrices * m.num_experts), torch.float32),
-        ("weight", (m.num_cells, m.top_k), torch.float32),
-        ("spot", (rows,), torch.int32),
-        ("plan", (lanes(m.teams.number) + rows,), torch.int32),
-        (
-            "partial",
-            (parts_of(m.num_cells, CELLS), m.teams.number + 2 * m.num_experts + 2),
-            torch.float32,
-        ),
-        ("hidden", (rows, members * m.hidden), m.dtype),
-    )
-    if wanted:
-        parts = (*parts, ("slope", (rows, members * m.hidden), m.dtype))
-    if m.rounded:
-        parts = (*parts, ("up", matrices, m.dtype), ("down", matrices, m.dtype))
-    return lay_out(parts)
-
-
-# For calls whose sizes are numbers; where a compiler has symbols there is nothing to look up.
-known_layout = lru_cache(maxsize=256)(saved_layout)
-
-
-def parts_of(size: int, step: int) -> int:
-    """Return how many steps there are; Triton's own function takes longer than the division."""
-    return -(-size // step)
 
 
 @triton.jit

@@ -12,9 +12,12 @@ import torch
 
 from alphastomics.attn_model import MixtureOfExperts
 from alphastomics.attn_model.dispatch import plan_dispatch
+from alphastomics.attn_model.fused_call import describe
 from alphastomics.attn_model.gated_attention import gated
-from alphastomics.attn_model.routing import route
-from alphastomics.attn_model.teams import team_members
+from alphastomics.attn_model.launch import Space
+from alphastomics.attn_model.mixture import lanes, saved_layout
+from alphastomics.attn_model.routing import route as route_plainly
+from alphastomics.attn_model.teams import Experts, team_members
 from tests.attn_model.alone import run_alone
 
 pytestmark = pytest.mark.gpu
@@ -117,10 +120,10 @@ def test_in_half_precision_fused_experts_stay_within_two_percent_of_float32(dtyp
 @pytest.mark.parametrize("descriptors", [True, False])
 @pytest.mark.parametrize("ample", [True, False])
 def test_experts_are_right_whatever_means_the_gpu_has(ample, descriptors, experts, monkeypatch):
-    from alphastomics.attn_model import expert_kernel, gradient_kernel, launch, routing_kernel
+    from alphastomics.attn_model import expert_kernel, gradient_kernel, launch, mixture
 
     device = torch.device(DEVICE)
-    has = routing_kernel.is_ample(device), routing_kernel.has_descriptors(device)
+    has = mixture.is_ample(device), mixture.has_descriptors(device)
     if descriptors and not ample:
         pytest.skip("no GPU is like that")
     if not INTERPRETED and (ample, descriptors) > has:
@@ -181,19 +184,16 @@ def test_an_expert_without_cells_gets_a_gradient_of_zero(monkeypatch):
 
 def routed(moe, x, mask):
     """Route cells in evaluation, and return the mixture, its memory and its statistics."""
-    from alphastomics.attn_model import routing_kernel
-    from alphastomics.attn_model.fused_moe import _describe
-    from alphastomics.attn_model.launch import Space
-    from alphastomics.attn_model.teams import Experts
+    from alphastomics.attn_model.routing_kernel import route
 
     flat, real = x.flatten(0, 1), None if mask is None else mask.flatten().view(torch.uint8)
     experts = Experts(moe.router.weight, None, moe.up_weight, moe.up_bias, moe.down_weight, None)
-    mixture, _ = _describe(flat, None, None, real, experts, moe.top_k, torch.float32)
-    layout = routing_kernel.saved_layout(mixture, wanted=True)
+    mixture, _ = describe(flat, None, None, real, experts, moe.top_k, torch.float32)
+    layout = saved_layout(mixture, wanted=True)
     memory = torch.zeros(layout.size, dtype=torch.uint8, device=DEVICE)
     space = Space(layout, memory, by_address=False)
     statistics = torch.zeros(2 * moe.num_experts + 3, device=DEVICE)
-    routing_kernel.route(
+    route(
         mixture, space, statistics, flat, (moe.router.weight, None, None, None, moe.balance_bias),
         real, (moe.up_weight, moe.down_weight), x.shape[1], None,
     )  # fmt: skip
@@ -202,13 +202,11 @@ def routed(moe, x, mask):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_lie_by_team_and_then_by_cell_as_a_stable_sort_puts_them(shape):
-    from alphastomics.attn_model.routing_kernel import lanes
-
     moe, (x, mask, _, _) = make(shape).requires_grad_(requires_grad=False), draw(shape, "some")
     mixture, space, statistics = routed(moe, x, mask)
     flat, real = x.flatten(0, 1), mask.flatten()
     logits = flat @ moe.router.weight.mT
-    choice, weight = route(logits, moe.balance_bias, moe.top_k)
+    choice, weight = route_plainly(logits, moe.balance_bias, moe.top_k)
     choice, order = choice.sort(dim=1)
     weight = weight.gather(1, order) * real[:, None]
     torch.testing.assert_close(space.tensor("weight"), weight, rtol=1e-4, atol=1e-5)
