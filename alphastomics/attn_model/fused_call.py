@@ -56,7 +56,7 @@ def go(
     from alphastomics.attn_model import expert_kernel, routing_kernel
 
     mixture, device = call.mixture, x.device
-    key = None if call.key is None else (call.key, wanted)
+    key = None if call.key is None else key_of((balance_bias,), call.key, wanted)
     router, noise, up, up_bias, down, down_bias = experts
     layout = known_layout(mixture, wanted=wanted)
     memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
