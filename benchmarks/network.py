@@ -190,6 +190,7 @@ def gpu_cases() -> dict[str, Callable[[Bench], Result]]:
         "attention bf16": lambda b: case_attention_right(b, padded=False, half=True),
         "attention bf16 padded": lambda b: case_attention_right(b, padded=True, half=True),
         "step 8x1024 eager": lambda b: case_step(b, 8, 1024, repeats=20),
+        "step 8x1024 moe eager": lambda b: case_step(b, 8, 1024, repeats=20, use_moe=True),
         "step 8x1024 eager 1/4 padded": lambda b: case_step(b, 8, 1024, repeats=20, padded=0.25),
         "step 1x65536 eager": lambda b: case_step(b, 1, 65536, repeats=3, warm_up=1),
         "step 1x32768 1/4 padded": lambda b: case_step(b, 1, 32768, repeats=3, padded=0.25),

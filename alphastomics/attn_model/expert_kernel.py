@@ -50,7 +50,7 @@ def _gelu(x, EXACT: tl.constexpr):
 
     EXACT: to 1e-7, by eq. 7.1.26 of Abramowitz & Stegun (1964), where one exponential serves both.
     Otherwise a logistic function of an odd polynomial, fitted here, and the slope of that: GELU to
-    3e-5 and its slope to 1.1e-4, a fraction of half precision's rounding, for half the operations.
+    3e-5 and its slope to 1.1e-4, a fraction of half precision's rounding, with fewer operations.
     """
     if EXACT:
         power = tl.exp2(-0.7213475204444817 * x * x)
@@ -92,10 +92,10 @@ def _product(
     for i in range(MEMBERS * steps):
         member = i // steps
         start = (i - member * steps) * DEPTH
-        # Multiplied by DEPTH last, so that the compiler sees whole steps in memory.
         expert = _member(packed, member).to(tl.int64)
         w_from = w_at + expert * depth_size * num_columns + (start + step)[:, None] * w_depth
         if EVEN:
+            # Parts lie side by side: the compiler sees whole steps in memory.
             a = tl.load(a_at + (i * DEPTH + step)[None, :])
             w = tl.load(w_from, mask=inside, other=0.0)
         else:
@@ -105,6 +105,18 @@ def _product(
             w = tl.load(w_from, mask=deep[:, None] & inside, other=0.0)
         product = tl.dot(a, w, product, input_precision="tf32x3")
     return product
+
+
+@triton.jit
+@no_type_check
+def _rows(plan_ptr, first, end, TEAM_LANES: tl.constexpr, ROWS: tl.constexpr):
+    """Return a tile's rows; the same with the last in place of those past the end; whose they are.
+
+    Unmasked loads are faster, and nothing stores the rows past the end.
+    """
+    row = first + tl.arange(0, ROWS)
+    safe = tl.minimum(row, end - 1)
+    return row, safe, tl.load(plan_ptr + TEAM_LANES + safe)
 
 
 @triton.jit
@@ -123,8 +135,7 @@ def _up_kernel(
     member, part = rest // parts, rest % parts
     team, first, end = _tile(plan_ptr, tile, TEAMS, TEAM_LANES, ROWS)
     if team < TEAMS:
-        row = first + tl.arange(0, ROWS)
-        safe = tl.minimum(row, end - 1)
+        row, safe, visit = _rows(plan_ptr, first, end, TEAM_LANES, ROWS)
         expert = _member(tl.load(table_ptr + team), member)
         column = part * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
@@ -134,7 +145,6 @@ def _up_kernel(
         inside = column < hidden
         bias = tl.load(bias_ptr + expert * hidden + column, mask=inside, other=0.0)
         x = product + bias.to(tl.float32)[None, :]
-        visit = tl.load(plan_ptr + TEAM_LANES + safe)
         weight = tl.load(weight_ptr + visit * MEMBERS + member)[:, None]
         at = row.to(tl.int64)[:, None] * (MEMBERS * hidden) + member * hidden + column[None, :]
         fits = (row < end)[:, None] & inside[None, :]
@@ -155,10 +165,7 @@ def _down_kernel(
     parts = tl.cdiv(width, COLUMNS)
     team, first, end = _tile(plan_ptr, tl.program_id(0) // parts, TEAMS, TEAM_LANES, ROWS)
     if team < TEAMS:
-        row = first + tl.arange(0, ROWS)
-        # Rows past the end repeat the last: unmasked loads are faster; nothing stores them.
-        safe = tl.minimum(row, end - 1)
-        visit = tl.load(plan_ptr + TEAM_LANES + safe)
+        row, safe, visit = _rows(plan_ptr, first, end, TEAM_LANES, ROWS)
         packed = tl.load(table_ptr + team)
         column = (tl.program_id(0) % parts) * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from alphastomics.attn_model.launch import Key, Space, is_compiled, key_of
-from alphastomics.attn_model.mixture import Mixture, known_layout
-from alphastomics.attn_model.teams import Experts, make_teams
+from alphastomics.attn_model.mixture import Experts, Mixture, known_layout, make_mixture
 
 
 class Call(NamedTuple):
@@ -31,13 +30,9 @@ def describe(
 ) -> Call:
     """Describe a call."""
     up = experts.up_weight
-    (num_cells, width), (num_experts, _, hidden) = x.shape, up.shape
-    mixture = Mixture(
-        num_cells, width, hidden, num_experts, top_k, experts.noise is not None, dtype,
-        up.dtype != dtype, make_teams(num_experts, top_k),
-    )  # fmt: skip
-    facts = (x.device, width, hidden, num_experts, top_k, dtype)
-    return Call(mixture, key_of((x, shift, draw, mask, *experts), *facts))
+    mixture = make_mixture(x, up, top_k, dtype, noisy=experts.noise is not None)
+    key = key_of((x, shift, draw, mask, *experts), x.device, *up.shape, top_k, dtype)
+    return Call(mixture, key)
 
 
 def go(
@@ -99,7 +94,8 @@ def come_back(
 
     mixture, key, grads = call.mixture, call.key, gradient_kernel.Upstream(*upstream)
     if key is not None:
-        key = key_of((grads.mixed,), key, cell_dtype, shifted, *map(_is_none, grads[1:]))
+        unused = (grad is None for grad in grads[1:])
+        key = key_of((grads.mixed,), key, cell_dtype, shifted, *unused)
     layout = known_layout(mixture, wanted=True)
     space = Space(layout, memory, by_address=is_compiled(key, weight_kernel._sum_kernel))
     router, noise, up, up_bias, down, down_bias = experts
@@ -124,8 +120,3 @@ def come_back(
     way.to_cells(cell_grad)
     way.to_weights(weight_grads)
     return _add_rows(cell_grad, mixture), logit_grad, weight_grads
-
-
-def _is_none(value: object) -> bool:
-    """Tell whether there is nothing."""
-    return value is None

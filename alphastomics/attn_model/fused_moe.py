@@ -15,9 +15,8 @@ from torch import Tensor
 
 from alphastomics.attn_model.dispatch import compute_dtype
 from alphastomics.attn_model.fused_call import come_back, describe, go
-from alphastomics.attn_model.mixture import Mixture, saved_layout
+from alphastomics.attn_model.mixture import Experts, make_mixture, saved_layout
 from alphastomics.attn_model.routing import RouterStatistics
-from alphastomics.attn_model.teams import Experts, make_teams
 
 # More would not fit into the shared memory of a multiprocessor.
 MOST_EXPERTS = 32
@@ -126,11 +125,7 @@ def _forward_shapes(
     """Allocate what `_forward` returns."""
     memory = 0
     if wanted:
-        (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
-        mixture = Mixture(
-            num_cells, width, hidden, num_experts, top_k, noise is not None, dtype,
-            up_weight.dtype != dtype, make_teams(num_experts, top_k),
-        )  # fmt: skip
+        mixture = make_mixture(x, up_weight, top_k, dtype, noisy=noise is not None)
         memory = saved_layout(mixture, wanted=True).size
     return [
         torch.empty_like(x, dtype=dtype),

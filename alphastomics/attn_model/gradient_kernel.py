@@ -17,17 +17,18 @@ from alphastomics.attn_model.expert_kernel import (
     HALF,
     Tiling,
     _product,
+    _rows,
     most_tiles,
     tiling_options,
 )
-from alphastomics.attn_model.launch import Key, Layout, Parts, Space, is_compiled, launch, lay_out
-from alphastomics.attn_model.mixture import Mixture, has_descriptors, lanes, parts_of
+from alphastomics.attn_model.launch import Key, Layout, Parts, Space, launch, lay_out
+from alphastomics.attn_model.mixture import Experts, Mixture, has_descriptors, lanes, parts_of
 from alphastomics.attn_model.routing_kernel import _member, _tile
 from alphastomics.attn_model.score_kernel import _score_gradient_kernel
-from alphastomics.attn_model.teams import Experts
 from alphastomics.attn_model.weight_kernel import _sum_kernel, _weight_gradient_kernel
 
-# From this width on descriptors pay; below, products wait for memory.
+# From this width on tiles are fetched by descriptors; making those takes Python time that narrower,
+# quicker layers lack.
 DESCRIBED_WIDTH = 512
 # With fewer programs than this a team's rows are split, or the GPU idles.
 PROGRAMS = 264
@@ -54,8 +55,7 @@ def _hidden_gradient_kernel(
     member, part = rest // parts, rest % parts
     team, first, end = _tile(plan_ptr, tile, TEAMS, TEAM_LANES, ROWS)
     if team < TEAMS:
-        row = first + tl.arange(0, ROWS)
-        visit = tl.load(plan_ptr + TEAM_LANES + tl.minimum(row, end - 1))
+        row, _, visit = _rows(plan_ptr, first, end, TEAM_LANES, ROWS)
         expert = _member(tl.load(table_ptr + team), member)
         column = part * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
@@ -87,9 +87,7 @@ def _cell_gradient_kernel(
     parts = tl.cdiv(width, COLUMNS)
     team, first, end = _tile(plan_ptr, tl.program_id(0) // parts, TEAMS, TEAM_LANES, ROWS)
     if team < TEAMS:
-        row = first + tl.arange(0, ROWS)
-        safe = tl.minimum(row, end - 1)
-        visit = tl.load(plan_ptr + TEAM_LANES + safe)
+        row, safe, visit = _rows(plan_ptr, first, end, TEAM_LANES, ROWS)
         column = (tl.program_id(0) % parts) * COLUMNS + tl.arange(0, COLUMNS)
         product = _product(
             before_grad_ptr, w_ptr, safe, tl.load(table_ptr + team), column, MEMBERS * hidden,
@@ -211,7 +209,7 @@ class Way:
         device = upstream.mixed.device
         self.table, self.steps = mixture.table(device), plan_steps(mixture, device)
         memory = torch.empty(self.steps.layout.size, dtype=torch.uint8, device=device)
-        self.space = Space(self.steps.layout, memory, by_address=is_compiled(key, _sum_kernel))
+        self.space = Space(self.steps.layout, memory, by_address=saved.address is not None)
 
     def to_hidden(self) -> None:
         """Find the gradients before GELU."""

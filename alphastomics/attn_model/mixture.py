@@ -4,7 +4,7 @@ What the kernels of routing, experts and gradients agree on.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,20 @@ def has_descriptors(device: torch.device) -> bool:
 def lanes(count: int) -> int:
     """Return a number of experts or teams, padded to what the kernels take."""
     return max(SMALLEST_SIDE, 1 << (count - 1).bit_length())
+
+
+class Experts(NamedTuple):
+    """The weights of a mixture, or their gradients; `noise` is None where none is drawn.
+
+    Matrices are tensors, or where their kernels are compiled already addresses.
+    """
+
+    router: Tensor
+    noise: Tensor | None
+    up_weight: Any
+    up_bias: Tensor
+    down_weight: Any
+    down_bias: Tensor
 
 
 class Mixture(NamedTuple):
@@ -84,6 +98,17 @@ class Mixture(NamedTuple):
             "CELLS": CELLS,
         }
         return {name: told[name] for name in names}
+
+
+def make_mixture(
+    x: Tensor, up_weight: Tensor, top_k: int, dtype: torch.dtype, *, noisy: bool
+) -> Mixture:
+    """Describe a call of cells (T, D) and matrices (E, D, H), in a precision."""
+    (num_cells, width), (num_experts, _, hidden) = x.shape, up_weight.shape
+    return Mixture(
+        num_cells, width, hidden, num_experts, top_k, noisy, dtype, up_weight.dtype != dtype,
+        make_teams(num_experts, top_k),
+    )  # fmt: skip
 
 
 @lru_cache

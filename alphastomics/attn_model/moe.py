@@ -32,6 +32,7 @@ from alphastomics.attn_model.inputs import (
     require_tensor,
 )
 from alphastomics.attn_model.layers import at_least_float32
+from alphastomics.attn_model.mixture import Experts
 from alphastomics.attn_model.routing import (
     RouterStatistics,
     balanced_bias,
@@ -42,7 +43,6 @@ from alphastomics.attn_model.routing import (
     router_statistics,
     use_entropy,
 )
-from alphastomics.attn_model.teams import Experts
 from alphastomics.config import LayerConfig
 from alphastomics.errors import InputError
 

@@ -7,29 +7,13 @@ each expert is a team of its own and a cell has k rows, one in each.
 
 from itertools import combinations
 from math import comb
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 # More teams than this have too few cells each.
 MOST_TEAMS = 32
 # Members are packed into a number, of so many bits each.
 MEMBER_BITS = 5
 MOST_MEMBERS = 12
-
-
-class Experts(NamedTuple):
-    """The weights of a mixture, or their gradients; `noise` is None where none is drawn.
-
-    Matrices are tensors, or where their kernels are compiled already addresses.
-    """
-
-    router: Tensor
-    noise: Tensor | None
-    up_weight: Any
-    up_bias: Tensor
-    down_weight: Any
-    down_bias: Tensor
 
 
 class Teams(NamedTuple):

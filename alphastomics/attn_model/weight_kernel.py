@@ -114,14 +114,26 @@ def _weight_gradient_kernel(
 
 @triton.jit
 @no_type_check
+def _add_tiles(
+    total, partial_ptr, first, last, column, width, stride,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Add some columns of the tiles from first to last, TILES of them side by side."""
+    for i in range(first, last, TILES):
+        tile = i + tl.arange(0, TILES)
+        at = partial_ptr + tile.to(tl.int64)[:, None] * stride + column[None, :]
+        total += tl.load(at, mask=(tile < last)[:, None] & (column < width)[None, :], other=0.0)
+    return total
+
+
+@triton.jit
+@no_type_check
 def _sum_tiles(
     partial_ptr, to_ptr, table_ptr, plan_ptr, expert, start, width, rows,
-    TEAMS: tl.constexpr, MEMBERS: tl.constexpr,
-    TILES: tl.constexpr, COLUMNS: tl.constexpr,
+    TEAMS: tl.constexpr, MEMBERS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add up some columns of one expert's tiles, which lie by tile and member."""
     column = start * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < width
     total = tl.zeros((TILES, COLUMNS), tl.float32)
     first = 0
     begin = 0
@@ -130,15 +142,14 @@ def _sum_tiles(
         last = first + (end - begin + rows - 1) // rows
         for member in tl.static_range(MEMBERS):
             if _member(packed, member) == expert:
-                for i in range(first, last, TILES):
-                    tile = i + tl.arange(0, TILES)
-                    at = (tile * MEMBERS + member).to(tl.int64)[:, None] * width + column[None, :]
-                    fits = (tile < last)[:, None] & inside[None, :]
-                    total += tl.load(partial_ptr + at, mask=fits, other=0.0)
+                total = _add_tiles(
+                    total, partial_ptr + member * width, first, last, column, width,
+                    MEMBERS * width, TILES,
+                )  # fmt: skip
         first = last
         begin = end
     to = to_ptr + expert.to(tl.int64) * width + column
-    tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=inside)
+    tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=column < width)
 
 
 @triton.jit
@@ -149,21 +160,16 @@ def _sum_all_tiles(
 ):  # fmt: skip
     """Add up some columns of the tiles of all teams, in an expert's row."""
     column = start * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < width
-    total = tl.zeros((TILES, COLUMNS), tl.float32)
     last = 0
     begin = 0
     for team in range(TEAMS):
         end = tl.load(plan_ptr + team)
         last += (end - begin + ROWS - 1) // ROWS
         begin = end
-    for i in range(0, last, TILES):
-        tile = i + tl.arange(0, TILES)
-        at = tile.to(tl.int64)[:, None] * stride + expert * width + column[None, :]
-        fits = (tile < last)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + at, mask=fits, other=0.0)
+    total = tl.zeros((TILES, COLUMNS), tl.float32)
+    total = _add_tiles(total, partial_ptr + expert * width, 0, last, column, width, stride, TILES)
     to = to_ptr + expert.to(tl.int64) * width + column
-    tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=inside)
+    tl.store(to, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=column < width)
 
 
 @triton.jit(do_not_specialize=["chunk"])

@@ -15,9 +15,9 @@ from alphastomics.attn_model.dispatch import plan_dispatch
 from alphastomics.attn_model.fused_call import describe
 from alphastomics.attn_model.gated_attention import gated
 from alphastomics.attn_model.launch import Space
-from alphastomics.attn_model.mixture import lanes, saved_layout
+from alphastomics.attn_model.mixture import Experts, lanes, saved_layout
 from alphastomics.attn_model.routing import route as route_plainly
-from alphastomics.attn_model.teams import Experts, team_members
+from alphastomics.attn_model.teams import team_members
 from tests.attn_model.alone import run_alone
 
 pytestmark = pytest.mark.gpu
