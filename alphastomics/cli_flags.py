@@ -47,6 +47,7 @@ SLICE_INPUT = [
     CONFIG,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
+    Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
     Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
     Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
     Flag(

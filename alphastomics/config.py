@@ -14,7 +14,15 @@ from alphastomics.config_data import (
     PreprocessingConfig,
     SimulationConfig,
 )
-from alphastomics.config_section import LARGEST_COUNT, RATIO_ROUNDING, Section, count, share, text
+from alphastomics.config_section import (
+    AUTO,
+    LARGEST_COUNT,
+    RATIO_ROUNDING,
+    Section,
+    count,
+    share,
+    text,
+)
 
 __all__ = [
     "Config",
@@ -63,19 +71,28 @@ class ModelConfig(Section):
     """Size of the denoiser."""
 
     num_genes: int | None = count(None, "Genes of the model; null takes the number from the data.")
-    d_model: int = count(256, "Width of the hidden state of a cell.")
-    n_heads: int = count(8, "Attention heads of a layer; must divide d_model.")
-    n_layers: int = count(6, "Transformer layers.")
+    d_model: int = count(256, "Width of the hidden state of a cell.", json_schema_extra=AUTO)
+    n_heads: int = count(
+        8, "Attention heads of a layer; must divide d_model.", json_schema_extra=AUTO
+    )
+    n_layers: int = count(6, "Transformer layers.", json_schema_extra=AUTO)
     d_ff: int | None = count(None, "Width of the feed-forward part; null is 4 x d_model.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
     input_dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of given expression values dropped in training."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of given expression values dropped in training.",
+        json_schema_extra=AUTO,
     )
     smoothing_rounds: int = count(
-        0, "Rounds of smoothing given expression over alike cells of a set; 0 is none.", minimum=0
+        0,
+        "Rounds of averaging given expression over its nearest neighbours in expression; 0: none.",
+        minimum=0,
+        json_schema_extra=AUTO,
     )
-    smoothing_neighbours: int = count(15, "Alike cells that each round takes the mean of.")
-    smoothing_components: int = count(30, "Principal components in which cells are alike.")
+    smoothing_neighbours: int = count(15, "Nearest neighbours that each round averages.")
+    smoothing_components: int = count(30, "Principal components in which neighbours are found.")
     smoothing_dropout: float = Field(
         0.2, ge=0, lt=1, description="Share of smoothed expression values dropped in training."
     )
@@ -154,17 +171,23 @@ class DiffusionConfig(Section):
         1.0, gt=0, le=100, description="Exponent of the clock of position: t becomes t^nu."
     )
     equal_time_share: float = share(
-        0.25, "Joint training: share of the sets whose two modalities have the same time."
+        0.25,
+        "Joint training: share of the sets whose two modalities have the same time.",
+        json_schema_extra=AUTO,
     )
     condition_share: float = share(
-        0.5, "Joint training: share of the sets in which one of the modalities is given."
+        0.5,
+        "Joint training: share of the sets in which one of the modalities is given.",
+        json_schema_extra=AUTO,
     )
     position_frame: Literal["predicted", "random"] = Field(
         "predicted",
         description="Frame of noisy positions beside given expression: the network's own, or any.",
     )
     full_noise_share: float = share(
-        0.5, "Share of the training sets with a given modality whose other one is all noise."
+        0.5,
+        "Share of the training sets with a given modality whose other one is all noise.",
+        json_schema_extra=AUTO,
     )
 
     @model_validator(mode="after")
@@ -182,10 +205,16 @@ class TrainingConfig(Section):
     """How a model is trained."""
 
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    batch_size: int = count(1024, "Cells in a training step.")
-    learning_rate: float = Field(1.0e-4, gt=0, description="Peak learning rate of AdamW.")
-    weight_decay: float = Field(1.0e-5, ge=0, description="Weight decay of AdamW.")
-    max_epochs: int = count(100, "Passes over the training cells.")
+    batch_size: int = count(
+        1024, "Cells in a training step, on each device.", json_schema_extra=AUTO
+    )
+    learning_rate: float = Field(
+        1.0e-4, gt=0, description="Peak learning rate of AdamW.", json_schema_extra=AUTO
+    )
+    weight_decay: float = Field(
+        1.0e-5, ge=0, description="Weight decay of AdamW.", json_schema_extra=AUTO
+    )
+    max_epochs: int = count(100, "Passes over the training cells.", json_schema_extra=AUTO)
     precision: Precision = Field(
         "auto", description="Number format of the arithmetic; auto is bf16 on a GPU, 32 on a CPU."
     )
@@ -227,10 +256,14 @@ class MaskingConfig(Section):
 class LossConfig(Section):
     """Weights of the loss terms."""
 
-    lambda_expression: float = Field(1.0, ge=0, description="Weight of the expression loss.")
+    lambda_expression: float = Field(
+        1.0, ge=0, description="Weight of the expression loss.", json_schema_extra=AUTO
+    )
     lambda_position: float = Field(1.0, ge=0, description="Weight of the position loss.")
     position: Literal["distance", "aligned", "both"] = Field(
-        "distance", description="Error of distances, of places after rigid alignment, or their sum."
+        "distance",
+        description="Error of distances, of positions after rigid alignment, or their sum.",
+        json_schema_extra=AUTO,
     )
     reflection: bool = Field(True, description="Allow mirror images when aligning.")
 
@@ -270,7 +303,9 @@ class DistributedConfig(Section):
 class SamplingConfig(Section):
     """How cells are generated."""
 
-    num_steps: int = count(50, "Network calls of a sample; at most diffusion.num_timesteps.")
+    num_steps: int = count(
+        50, "Network calls of a sample; at most diffusion.num_timesteps.", json_schema_extra=AUTO
+    )
     sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
     product: Literal["estimate", "sample"] = Field(

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from alphastomics.config import Config, LayerConfig, Section
 from alphastomics.config_message import choices, expectation, nearest_path
+from alphastomics.config_section import is_auto
 from alphastomics.errors import InputError, printable
 
 LAYER_SECTION = "TransformerLayer_setting"
@@ -189,8 +190,11 @@ def _keys_below(section: str, known: Mapping[str, FieldInfo]) -> str:
 def _inner_values(leaves: Document, source: str) -> Document:
     """Map documented key paths to the nested values of `Config`."""
     inner: Document = {}
+    fields = document_fields()
     for path, value in leaves.items():
         target = SECOND_NAMES.get(path, path)
+        if value == "auto" and is_auto(fields[path]):
+            continue  # as if it were not there: config_auto.py resolves what is not set
         if target != path and target in leaves and not _same(leaves[target], value):
             raise InputError(
                 f"{source}: {path} ({value!r}) and {target} ({leaves[target]!r}) are one setting "
@@ -274,7 +278,7 @@ def as_config(config: Config | Mapping[str, Any]) -> Config:
 
 def to_document(config: Config) -> Document:
     """Return the document that reads back as `config`."""
-    document = config.model_dump()
+    document = _dump(config)
     layer = document.pop("layer")
     layer = {
         "use_gated_attention": layer.pop("attention") == "softmax",
@@ -282,6 +286,16 @@ def to_document(config: Config) -> Document:
         **layer,
     }
     return {**document, LAYER_SECTION: layer}
+
+
+def _dump(section: Section) -> Document:
+    """Return the values of a section; `auto` for what follows from the data."""
+    values: Document = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        unset = is_auto(field) and name not in section.model_fields_set
+        values[name] = _dump(value) if isinstance(value, Section) else "auto" if unset else value
+    return values
 
 
 def to_yaml(config: Config) -> str:
@@ -314,13 +328,16 @@ def _in_section_order(fields: dict[str, FieldInfo]) -> list[tuple[str, FieldInfo
 def _documented_default(path: str, field: FieldInfo) -> Any:
     if path == f"{LAYER_SECTION}.use_gated_attention":
         return field.default == ATTENTION_OF[True]
-    return field.default
+    return "auto" if is_auto(field) else field.default
 
 
 def _comment(path: str, field: FieldInfo) -> str:
     if path in SECOND_NAMES:
         return f"The same setting as {SECOND_NAMES[path]}: change both, or delete this line."
     allowed = [str(value) for value in choices(field.annotation) if not isinstance(value, bool)]
+    words = str(field.description)
+    if is_auto(field):
+        words += f" auto follows the data; without data it is {field.default!r}."
     if not allowed or path == f"{LAYER_SECTION}.use_gated_attention":
-        return str(field.description)
-    return f"{field.description} [{' | '.join(allowed)}]"
+        return words
+    return f"{words} [{' | '.join(allowed)}]"

@@ -19,7 +19,7 @@ from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.h5ad import write_h5ad
 from alphastomics.preprocessing.genes import require_unique
-from alphastomics.preprocessing.survey import SLICE_KEY
+from alphastomics.preprocessing.survey import SAMPLE_KEYS, SLICE_KEY
 
 SETUP_KEY = "alphastomics_setup"
 POSITION, CELL_TYPE = "spatial", "cell_type"  # names in the temporary files
@@ -159,6 +159,7 @@ def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
     if adata.isbacked:
         adata = adata.to_memory()
     columns = {SLICE_KEY: setup.slice_key, CELL_TYPE: setup.cell_type_key}
+    columns |= {key: key for key in SAMPLE_KEYS if key in adata.obs}
     obs = pd.DataFrame(
         {name: adata.obs[key].to_numpy() for name, key in columns.items() if key is not None},
         index=pd.Index(adata.obs_names.astype(str), dtype=object),

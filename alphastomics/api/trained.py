@@ -47,6 +47,7 @@ from alphastomics.generation.commands import read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import frame_table, new_anndata, put_into
+from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
 
@@ -138,7 +139,7 @@ class TrainedVerbs:
         blank = replace(
             blank_cells(Blank(len(place)), len(genes), dims=place.shape[1]),
             position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
-            slice_names=["positions"],
+            slice_names=[BARE_POSITIONS],
         )
         made = self._generate(blank, "pos_to_expr", settled(self.config, keywords))
         data = new_anndata(replace(blank, expression=made.expression), genes)
@@ -292,8 +293,9 @@ class TrainedVerbs:
         return Reference(Path("reference"), cells)
 
     def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
-        module = self._trained().module
-        return generate(module, cells, mode, config.sampling, config.seed.global_seed)
+        model = self._trained()
+        known = training_cells(model.module, model.genes) if mode == "pos_to_expr" else None
+        return generate(model.module, cells, mode, config.sampling, config.seed.global_seed, known)
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:
         """Read an AnnData as `sample` reads a file."""

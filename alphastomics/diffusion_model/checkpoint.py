@@ -166,6 +166,7 @@ def require_card(card: dict[str, Any], path: Path) -> None:
         "normalization": done is None
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
         "flat": isinstance(card.get("flat"), bool),
+        "training_digest": isinstance(card.get("training_digest"), str | None),
     }
     for key, holds in sound.items():
         if not holds:
@@ -182,6 +183,7 @@ def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
         "position_scale": float(module.position_scale),
         "normalization": module.normalization,
         "flat": module.flat,
+        "training_digest": module.training_digest,
     }
 
 
@@ -219,6 +221,7 @@ def module_of(card: dict[str, Any], path: Path) -> AlphaSTomicsModule:
     module = AlphaSTomicsModule(config, len(card["genes"]), position_scale=card["position_scale"])
     module.normalization = card["normalization"]
     module.flat = card["flat"]
+    module.training_digest = card.get("training_digest")
     return module.eval()
 
 

@@ -117,6 +117,8 @@ class AlphaSTomicsModule(pl.LightningModule):
         self.normalization: dict[str, Any] | None = None
         # Whether every set that it is trained on lies in a plane: so does what it makes of nothing.
         self.flat = False
+        # By what it knows its training cells again; None where nobody said.
+        self.training_digest: str | None = None
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
         self.gradient_norm = 0.0

@@ -324,6 +324,7 @@ def make_module(config: Config, metadata: Metadata) -> TrainedModule:
     module.genes = metadata.genes
     module.normalization = metadata.normalization.model_dump()
     module.slice_names = [record.name for record in metadata.slices]
+    module.training_digest = metadata.training_digest
     heights = {record.z for record in metadata.slices}
     module.flat = None not in heights and (
         len(heights) == 1 or config.data.loading.set_draw != "random"

@@ -53,6 +53,8 @@ class InputCells:
         The cells' names, in the order of the input.
     cell_type
         Cell types, where they are known.
+    common_frame
+        Whether positions of other slices can be compared with these.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -63,6 +65,7 @@ class InputCells:
     slice_names: list[str]
     names: list[str]
     cell_type: np.ndarray | None
+    common_frame: bool = False
 
     def rows_of(self, number: int) -> Int64[np.ndarray, " M"]:
         """Return the cells of a slice."""
@@ -216,6 +219,7 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
         [metadata.slices[number].name for number in present],
         [str(number) for table in tables for number in table.cell_id.tolist()],
         None if types is None else np.array([*types, "unknown"], dtype=object)[cell_type],
+        metadata.has_common_frame,
     )
 
 

@@ -31,6 +31,7 @@ from alphastomics.generation.frame import (
 )
 from alphastomics.generation.generate import as_tissue, generate, require_mode
 from alphastomics.generation.output import read_original, refuse_existing, write_h5ad, write_pt
+from alphastomics.generation.training_cells import training_cells
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,8 @@ def sample(
     original = None if target.suffix == ".pt" else read_original(input_data)
     if mode == "joint" and input_data is not None:
         logger.info(ONLY_THE_NUMBER, input_data)
-    made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
+    training = training_cells(module, genes) if mode == "pos_to_expr" else None
+    made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
     framed: list[Framed] = []
@@ -203,8 +205,7 @@ def test(
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
     module, genes = load_for_use(checkpoint)
     cells = read_cells(input_data, module, genes, config, split)
-    is_processed = input_data.is_dir() and input_data.suffix != ".zarr"
-    known = read_processed(input_data, genes, "train") if is_processed else None
+    known = training_cells(module, genes)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     write_text(target, json.dumps(scores, indent=2) + "\n")

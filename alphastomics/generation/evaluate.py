@@ -76,7 +76,7 @@ def evaluate(
         found[OURS] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
         scores["expr_to_pos"] = found
     if "pos_to_expr" in able:
-        values = both_products(module, cells, "pos_to_expr", settings, seed)
+        values = both_products(module, cells, "pos_to_expr", settings, seed, known)
         methods = {
             OURS: values.estimate.expression.__getitem__,
             OUR_DRAW: values.sample.expression.__getitem__,

@@ -28,6 +28,7 @@ from alphastomics.generation.slices import (
     radius_of_gyration,
     spread_of_genes,
 )
+from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.progress import Advance, track
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,12 @@ def require_mode(module: AlphaSTomicsModule, mode: Mode, cells: InputCells) -> N
 
 
 def generate(
-    module: AlphaSTomicsModule, cells: InputCells, mode: Mode, settings: SamplingConfig, seed: int
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    seed: int,
+    known: InputCells | None = None,
 ) -> Generated:
     """Generate for all slices of the input.
 
@@ -87,6 +93,9 @@ def generate(
         Steps, solver, draws and product.
     seed
         Seed of the draws: the same one gives the same cells.
+    known
+        Training cells: with `pos_to_expr`, the estimate at positions in their frame comes from
+        those around.
     """
     require_mode(module, mode, cells)
     if mode == "joint":
@@ -111,7 +120,20 @@ def generate(
             if seam is not None:
                 seams.append(seam._replace(slice_name=cells.slice_names[number]))
     report_seams(seams, mode)
-    return Generated(parts[0], parts[1], parts[2], parts[3], tuple(seams))
+    result = Generated(parts[0], parts[1], parts[2], parts[3], tuple(seams))
+    if mode == "pos_to_expr" and settings.product == "estimate":
+        result = with_context(result, predict_from_context(module, cells, known, seed))
+    return result
+
+
+def with_context(made: Generated, context: ContextPrediction) -> Generated:
+    """Put what the training cells around say in place of what the network says alone."""
+    covered = context.covered[:, None]
+    return replace(
+        made,
+        expression=np.where(covered, context.expression, made.expression),
+        expression_std=np.where(covered, context.std, made.expression_std),
+    )
 
 
 def report_seams(seams: list[Seam], mode: Mode) -> None:

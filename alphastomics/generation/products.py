@@ -9,8 +9,9 @@ from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.evaluation.calibration import Envelope
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.generate import Generated, drawn, one_product
+from alphastomics.generation.generate import Generated, drawn, one_product, with_context
 from alphastomics.generation.slices import SliceSampler
+from alphastomics.generation.training_cells import predict_from_context
 from alphastomics.progress import track
 
 
@@ -28,7 +29,12 @@ class Products:
 
 
 def both_products(
-    module: AlphaSTomicsModule, cells: InputCells, mode: Mode, settings: SamplingConfig, seed: int
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    seed: int,
+    known: InputCells | None = None,
 ) -> Products:
     """Generate once for all slices, and keep both products: they are those of `generate`."""
     num_cells, num_genes = cells.expression.shape
@@ -58,4 +64,6 @@ def both_products(
             low[rows], high[rows] = values.min(0), values.max(0)
     spread = Envelope(low, high, made[0][1], settings.num_samples)
     estimate, sample = (Generated(one, two, three, four) for one, two, three, four in made)
+    if mode == "pos_to_expr":
+        estimate = with_context(estimate, predict_from_context(module, cells, known, seed))
     return Products(estimate, sample, places, spread)

@@ -53,6 +53,7 @@ class Merged:
     parts: tuple[Part, ...]
     log_normalize: bool
     scale: bool
+    common_frame: bool
 
     @property
     def slice_sizes(self) -> tuple[int, ...]:
@@ -101,6 +102,7 @@ def merge(folders: list[Path]) -> Merged:
         parts=tuple(_parts(places, datasets, types or ())),
         log_normalize=first["log_normalize"],
         scale=first["scale"],
+        common_frame=all(d["request"]["flags"].get("common_frame") for d in datasets),
     )
 
 

@@ -10,16 +10,34 @@ from alphastomics.preprocessing import order
 from alphastomics.preprocessing.patches import patches
 from alphastomics.preprocessing.sets import Window
 from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined
-from alphastomics.preprocessing.streaming import Draw, mapped
+from alphastomics.preprocessing.streaming import Draw, cells_per_slice, mapped
+
+# Slice numbers (N) and positions (N, 3) of cells enter, True for those to draw from leaves.
+Chosen = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class MemorySource:
-    """Draws sets from a split that is read once, when its first batch is asked for."""
+    """Draws sets from a split that is read once, when its first batch is asked for.
 
-    def __init__(self, reader: ShardReader, draw: Draw) -> None:
-        self.reader, self.draw = reader, draw
+    Parameters
+    ----------
+    reader, draw
+        The split, and how sets are drawn.
+    chosen
+        Which of the split's cells there are to draw from; None is all of them.
+    """
+
+    def __init__(self, reader: ShardReader, draw: Draw, chosen: Chosen | None = None) -> None:
+        self.reader, self.draw, self.chosen = reader, draw, chosen
         self._table: CellTable | None = None
         self._lock = Lock()
+
+    def count_units(self) -> int:
+        """Count what is shared out among the ranks: cells for random sets, else whole sets."""
+        if self.chosen is None:
+            return self.draw.count_units(cells_per_slice(self.reader))
+        numbers, counts = np.unique(self._loaded(None).slice_id, return_counts=True)
+        return self.draw.count_units(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
@@ -38,12 +56,16 @@ class MemorySource:
         with self._lock:
             if self._table is None:
                 tables = mapped(pool, self.reader.read, self.reader.pieces)
-                self._table = joined(tables)
+                table = joined(tables)
+                if self.chosen is not None:
+                    rows = np.flatnonzero(self.chosen(table.slice_id, table.position))
+                    table = table.take(rows)
+                self._table = table
             return self._table
 
     def _random_sets(self, epoch: int) -> list[Rows]:
         draw = self.draw
-        cells = draw.count_units(self.reader)
+        cells = self.count_units()
         start, stop = order.share_of(cells, draw.rank, draw.world_size)
         rng = np.random.default_rng([draw.seed, order.GROUP_STREAM, epoch])
         mine = rng.permutation(cells)[start:stop]

@@ -4,6 +4,7 @@ Plain text enters, a checked `Metadata` leaves. Writers and readers both go thro
 so that the format is written down once.
 """
 
+import hashlib
 import re
 from typing import Annotated, Any, Literal
 
@@ -84,6 +85,8 @@ class SliceRecord(Record):
     """Which of `panels` says what genes were measured."""
     z: float | None
     """The made-up z of a 2D slice; null where the file had three coordinates."""
+    sample: str | None = None
+    """The animal or sample that the slice is of, where obs names one."""
 
 
 class Panel(Record):
@@ -141,6 +144,8 @@ class Metadata(Record):
     layout: Literal["shuffled", "slice"]
     storage: Literal["dense", "sparse"]
     split_by: Literal["cell", "slice"]
+    common_frame: bool = False
+    """2D slices that lie in one frame, by the user's word; see `shares_frame`."""
     normalization: Normalization
     position_statistics: PositionStatistics | None
     splits: dict[str, SplitRecord]
@@ -148,6 +153,26 @@ class Metadata(Record):
     panels: list[Panel]
     scaling_sha256: str | None
     provenance: Provenance
+
+    @property
+    def shares_frame(self) -> bool:
+        """Say whether positions of different slices can be compared.
+
+        3D positions can, 2D ones by the user's word, and those of a single slice.
+        """
+        return len(self.slices) == 1 or self.has_common_frame
+
+    @property
+    def has_common_frame(self) -> bool:
+        """Say whether positions of slices that are yet to come can be compared with these."""
+        flat = {record.z is not None for record in self.slices}
+        return flat == {False} or (self.common_frame and flat == {True})
+
+    @property
+    def training_digest(self) -> str:
+        """Return the digest of the training cells, by which a model knows them again."""
+        digests = "".join(shard.sha256 for shard in self.splits["train"].shards)
+        return hashlib.sha256(digests.encode()).hexdigest()
 
     @model_validator(mode="after")
     def parts_agree(self) -> "Metadata":

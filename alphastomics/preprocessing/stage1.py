@@ -45,6 +45,7 @@ FLAGS = (
     "log_normalize",
     "position_key",
     "position_is_3d",
+    "common_frame",
     "z_spacing",
     "cell_type_key",
     "max_cells_per_file",
@@ -286,12 +287,13 @@ def slice_records(
     names = iter(unique_slice_names(surveys))
     records: list[dict[str, Any]] = []
     for survey in surveys:
-        for size in survey.chunk_counts.sum(axis=0).tolist():
+        sizes = survey.chunk_counts.sum(axis=0).tolist()
+        for size, sample in zip(sizes, survey.samples, strict=True):
             made_up = None if flags["position_is_3d"] else len(records) * flags["z_spacing"]
             panel = panels.index(missing_of[survey.name])
             records.append(
                 {"name": next(names), "file": survey.name, "cells": size, "panel": panel}
-                | {"z": made_up}
+                | {"z": made_up, "sample": sample}
             )
     return records, [list(panel) for panel in panels]
 

@@ -19,6 +19,7 @@ from alphastomics.errors import InputError
 from alphastomics.files import make_folder, replacing, sha256_of
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing.datasets import Merged, merge, scaling_of
+from alphastomics.preprocessing.frames import frame_notes, slice_extents
 from alphastomics.preprocessing.normalize import Moments, absent, merged
 from alphastomics.preprocessing.parts import naming, rows_that_fit, write_arrays
 from alphastomics.preprocessing.plan import Plan, PlanRequest
@@ -137,6 +138,8 @@ def _act(
         shards = crew.run(write_shard, tasks, lambda _: advance(1))
     moments = [found for part in sorted_parts for found in part["training_positions"]]
     metadata = metadata_of(options, datasets, plan, shards, moments, request)
+    for note in frame_notes(metadata, slice_extents(moments)):
+        logger.warning("%s", note)
     if datasets.scale:
         digest = sha256_of(output_dir / SCALING_FILE)
         metadata = metadata.model_copy(update={"scaling_sha256": digest})
@@ -296,6 +299,7 @@ def metadata_of(
         "layout": options.layout,
         "storage": options.storage,
         "split_by": options.split_by,
+        "common_frame": datasets.common_frame,
         "normalization": Normalization(
             log_normalize=datasets.log_normalize,
             target_sum=TARGET_SUM if datasets.log_normalize else None,

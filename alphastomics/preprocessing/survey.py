@@ -26,6 +26,11 @@ from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.parts import rows_that_fit
 
 SLICE_KEY = "slice_id"
+# Columns of obs that name the animal or sample that a slice is of, most telling first.
+SAMPLE_KEYS = (
+    *("animal_id", "animal", "donor_id", "donor", "subject_id", "subject", "mouse_id", "mouse"),
+    *("patient_id", "patient", "individual", "embryo", "sample_id", "sample"),
+)
 BYTES_PER_ENTRY = 12  # a stored value while it is worked on: value, index, and a copy of one
 OBS_ROWS = 1_000_000  # rows of obs that are read at a time: a few bytes each
 
@@ -68,6 +73,8 @@ class Survey:
     slices: tuple[str, ...]
     chunk_counts: Int64[np.ndarray, "C S"]
     cell_types: tuple[str, ...] | None
+    samples: tuple[str | None, ...]
+    """The animal or sample of each slice, where obs names one for all of its cells."""
 
     def chunks(self) -> list[tuple[int, int]]:
         """List the row ranges of the chunks."""
@@ -144,6 +151,7 @@ def survey_file(task: SurveyTask) -> Survey:
         chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression), task.total_bytes)
         slices, counts = _slices(task, obs, cells, chunk_rows)
         types = _names_that_occur(obs, task.cell_type_key, cells)
+        samples = _samples(obs, slices, cells)
     return Survey(
         task.path,
         task.name,
@@ -154,7 +162,25 @@ def survey_file(task: SurveyTask) -> Survey:
         slices,
         counts,
         types,
+        samples,
     )
+
+
+def _samples(obs: Frame, slices: tuple[str, ...], cells: int) -> tuple[str | None, ...]:
+    """Name the animal or sample of each slice by the first column that has one for each."""
+    for key in (key for key in SAMPLE_KEYS if key in obs.columns):
+        seen: list[set[str | None]] = [set() for _ in slices]
+        for start in range(0, cells, OBS_ROWS):
+            stop = min(start + OBS_ROWS, cells)
+            codes, labels = obs.labels(key, start, stop)
+            names = [*labels.to_pylist(), None]  # a missing name has code -1
+            several = SLICE_KEY in obs.columns
+            of_slice = slice_codes(obs, slices, start, stop) if several else np.zeros_like(codes)
+            for number, code in np.unique(np.stack([of_slice, codes]), axis=1).T.tolist():
+                seen[number].add(names[code])
+        if all(len(found) == 1 for found in seen):
+            return tuple(found.pop() for found in seen)
+    return (None,) * len(slices)
 
 
 def _bytes_per_row(expression: Expression) -> float:

@@ -18,6 +18,7 @@ from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned, best_rotation
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate, modes_of
+from alphastomics.generation.training_cells import training_cells
 from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
 from alphastomics.report.inside import look_inside
 
@@ -62,7 +63,8 @@ def collect(
         if placed.spread is None:
             missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
     if "pos_to_expr" in able:
-        predicted = generate(module, cells, "pos_to_expr", settings, seed).expression
+        known = training_cells(module, genes)
+        predicted = generate(module, cells, "pos_to_expr", settings, seed, known).expression
     if "joint" in able:
         new = make_tissue(module, cells, settings, seed)
     absent = {"placed": placed, "predicted": predicted, "new": new, "path": path}
