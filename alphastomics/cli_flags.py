@@ -368,6 +368,7 @@ COMMANDS = {
             Flag("slices", "simulation.slices"),
             Flag("genes", "simulation.genes"),
             Flag("dims", "simulation.dims"),
+            Flag("common_frame", "simulation.common_frame", value=True),
             Flag("panel_share", "simulation.panel_share"),
             OVERWRITE,
             *SEEDS,
@@ -392,7 +393,13 @@ COMMANDS = {
         ],
     ),
     "config": Command(
-        "Print every setting with its default and meaning, as a config.yaml to start from.",
-        [VERBOSE],
+        "Print every setting with its default and meaning, as a config.yaml to start from; with "
+        "--data_dir, what `train` would choose for these data, and why.",
+        [
+            CONFIG,
+            Flag("data_dir", "data.processed_data_dir", metavar="PATH", default="none"),
+            Flag("gpus", "distributed.devices"),
+            VERBOSE,
+        ],
     ),
 }

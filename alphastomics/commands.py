@@ -67,11 +67,11 @@ def stage2(call: Call) -> str:
 def train(call: Call) -> str | None:
     """Train a model; print a summary of the run, on the first rank."""
     from alphastomics.diffusion_model.train import Request
-    from alphastomics.diffusion_model.train import train as run_train
+    from alphastomics.fit import fit
 
     arguments = call.arguments
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
-    summary = run_train(call.config, request)
+    summary = fit(call.config, request)
     if not summary:
         return None
     if arguments.test_after_train:
@@ -225,11 +225,15 @@ def info(call: Call) -> str:
     )
 
 
-def config(_call: Call) -> str:
-    """Print the commented default settings."""
+def config(call: Call) -> str:
+    """Print the commented default settings, or the plan for a processed folder."""
     from alphastomics.config_file import commented_yaml
 
-    return commented_yaml()
+    if "data_dir" not in call.given:
+        return commented_yaml()
+    from alphastomics.fit import plan_for
+
+    return "\n".join(plan_for(call.config).lines())
 
 
 def not_yet(call: Call) -> str:

@@ -77,7 +77,13 @@ class ModelConfig(Section):
     )
     n_layers: int = count(6, "Transformer layers.", json_schema_extra=AUTO)
     d_ff: int | None = count(None, "Width of the feed-forward part; null is 4 x d_model.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
+    dropout: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of activations dropped in training.",
+        json_schema_extra=AUTO,
+    )
     input_dropout: float = Field(
         0.0,
         ge=0,
@@ -94,13 +100,18 @@ class ModelConfig(Section):
     smoothing_neighbours: int = count(15, "Nearest neighbours that each round averages.")
     smoothing_components: int = count(30, "Principal components in which neighbours are found.")
     smoothing_dropout: float = Field(
-        0.2, ge=0, lt=1, description="Share of smoothed expression values dropped in training."
+        0.2,
+        ge=0,
+        lt=1,
+        description="Share of smoothed expression values dropped in training.",
+        json_schema_extra=AUTO,
     )
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelConfig":
         """Refuse a width that cannot be shared out among the heads."""
-        if self.d_model % self.n_heads:
+        # A number that is not set follows the width.
+        if "n_heads" in self.model_fields_set and self.d_model % self.n_heads:
             raise ValueError(
                 f"model.n_heads ({self.n_heads}) must divide model.d_model ({self.d_model})"
             )
@@ -180,9 +191,11 @@ class DiffusionConfig(Section):
         "Joint training: share of the sets in which one of the modalities is given.",
         json_schema_extra=AUTO,
     )
-    position_frame: Literal["predicted", "random"] = Field(
+    position_frame: Literal["predicted", "random", "registered"] = Field(
         "predicted",
-        description="Frame of noisy positions beside given expression: the network's own, or any.",
+        description="Frame of positions in training: registered rotates slices onto one another "
+        "by expression, predicted asks the network, random is any.",
+        json_schema_extra=AUTO,
     )
     full_noise_share: float = share(
         0.5,
@@ -222,7 +235,12 @@ class TrainingConfig(Section):
         1.0, ge=0, description="Largest gradient norm; larger ones are scaled down; 0 is no limit."
     )
     accumulate_grad_batches: int = count(1, "Batches whose gradients are added up for one update.")
-    early_stopping: bool = Field(True, description="Stop when validation no longer improves.")
+    early_stopping: bool = Field(
+        True, description="Stop when validation no longer improves.", json_schema_extra=AUTO
+    )
+    validate_every_n_epochs: int = count(
+        1, "Epochs between two validations.", json_schema_extra=AUTO
+    )
     patience: int = count(10, "Validations without improvement before stopping early.")
     warmup_share: float = share(0.05, "Share of the steps over which the learning rate rises.")
     final_lr_share: float = share(0.05, "Share of the peak learning rate left at the end.")
@@ -375,7 +393,8 @@ class Config(Section):
     def sections_agree(self) -> "Config":
         """Refuse values that are fine alone and impossible together."""
         set_size = self.data.loading.set_size
-        if set_size is not None and self.training.batch_size % set_size:
+        sized = "batch_size" in self.training.model_fields_set
+        if sized and set_size is not None and self.training.batch_size % set_size:
             raise ValueError(
                 f"training.batch_size ({self.training.batch_size}) must be a multiple of "
                 f"data.loading.set_size ({set_size})"

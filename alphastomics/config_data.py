@@ -117,6 +117,11 @@ class SimulationConfig(Section):
     dims: Literal[2, 3] = Field(
         2, description="Thin sections with in-plane coordinates, or slabs with 3D coordinates."
     )
+    common_frame: bool = Field(
+        False,
+        description="2D sections lie in the atlas frame; else each is rotated, mirrored and "
+        "shifted at random, as on a slide, and has a sequencing depth of its own.",
+    )
     panel_share: float = Field(
         1.0, gt=0, le=1, description="Share of the genes that each slice measures, drawn per slice."
     )

@@ -35,8 +35,9 @@ from alphastomics.api.setup import (
 from alphastomics.api.trained import TrainedVerbs
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import Request
 from alphastomics.errors import InputError
+from alphastomics.fit import fit
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
@@ -188,7 +189,7 @@ class AlphaSTomics(TrainedVerbs):
             # Lightning 2.6 meets torch 2.13: its own business, and not a notebook's.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             try:
-                summary = train(self.config, request)
+                summary = fit(self.config, request)
             except SystemExit as stop:
                 if stop.code == INTERRUPTED:
                     raise KeyboardInterrupt("stopped; train(resume=True) goes on") from stop
@@ -198,7 +199,10 @@ class AlphaSTomics(TrainedVerbs):
             "training": {key: summary[key] for key in TRAINING_KEYS},
             "setup": asdict(next(iter(self._setups.values()))),
         }
+        if "verdict" in summary:
+            record["verdict"] = summary["verdict"]
         self._model = TrainedModel(module, genes, record)
+        self.config = module.config
         self.history = pd.read_csv(RunFolder(Path(summary["run"])).metrics)
         return self
 

@@ -35,7 +35,9 @@ def validation_follows(trainer: pl.Trainer) -> bool:
 
     A checkpoint of this moment would be resumed without it: wait until it is done.
     """
-    return trainer.is_last_batch and trainer.enable_validation
+    every = trainer.check_val_every_n_epoch or 1
+    due = (trainer.current_epoch + 1) % every == 0
+    return trainer.is_last_batch and trainer.enable_validation and due
 
 
 class Keeper(pl.Callback):
@@ -103,6 +105,11 @@ class Keeper(pl.Callback):
             for key in dropped:
                 (self.folder.checkpoints / key).unlink(missing_ok=True)
 
+    def best_step(self) -> int | None:
+        """Return the update at which the best checkpoint was written, if there is one."""
+        path = self.best_path()
+        return None if path is None else int(path.stem.rpartition("-step")[2])
+
     def best_path(self) -> Path | None:
         """Return the best checkpoint, if there is one."""
         if not self.best:
@@ -157,11 +164,41 @@ class StopOnRequest(pl.Callback):
         self.previous.clear()
 
 
-class Progress(pl.Callback):
-    """Shows cells per second, the loss and the time left."""
+class TaskErrors:
+    """Running mean of the error of each task: one step's loss jumps from task to task.
 
-    def __init__(self, total_cells: int) -> None:
-        self.total = total_cells
+    Placing has expression given, `expression` has positions given, and new tissue has neither.
+    """
+
+    NAMES = ("placing", "expression", "new tissue")
+    DECAY = 0.98
+
+    def __init__(self) -> None:
+        self.sums: torch.Tensor | None = None
+
+    def add(self, times: torch.Tensor, errors: torch.Tensor) -> None:
+        """Count the sets of a step, without waiting for them."""
+        given = times == 0
+        task = torch.stack([given[:, 0], given[:, 1], ~given.any(1)], dim=1).to(errors.dtype)
+        error = torch.stack([errors[:, 1], errors[:, 0], errors.sum(1)], dim=1)
+        new = torch.stack([(task * error).sum(0), task.sum(0)])
+        self.sums = new if self.sums is None else self.DECAY * self.sums + new
+
+    def words(self) -> str:
+        """Say how every task goes that was trained so far."""
+        if self.sums is None:
+            return ""
+        totals, counts = self.sums.tolist()
+        parts = zip(self.NAMES, totals, counts, strict=True)
+        return "error: " + ", ".join(f"{name} {t / n:.3f}" for name, t, n in parts if n > 0)
+
+
+class Progress(pl.Callback):
+    """Shows cells per second, the running error of each task and the time left."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.errors = TaskErrors()
         self.stack = ExitStack()
         self.advance: Any = None
 
@@ -169,8 +206,10 @@ class Progress(pl.Callback):
         """Open the bar on the first rank, at the place where a resumed run goes on."""
         if trainer.is_global_zero:
             done = trainer.fit_loop.epoch_progress.current.completed / (trainer.max_epochs or 1)
-            self.advance = self.stack.enter_context(track("train", self.total, "cells"))
-            self.advance(round(done * self.total))
+            before = round(done * self.total)
+            self.advance = self.stack.enter_context(
+                track("train", self.total, "cells", done=before)
+            )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: DataHolder,
@@ -179,8 +218,10 @@ class Progress(pl.Callback):
         """Count the cells of the step, over all ranks."""
         if self.advance is not None:
             cells = int(batch.node_mask.sum()) * trainer.world_size
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-            self.advance(cells, note=lambda: f"loss {float(loss):.4g}")
+            last = getattr(pl_module, "last", None)
+            if last is not None:
+                self.errors.add(last.times, last.errors)
+            self.advance(cells, note=self.errors.words)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Close the bar."""

@@ -21,7 +21,13 @@ from alphastomics.config_file import as_config
 from alphastomics.diffusion_model.alignment import best_rotation
 from alphastomics.diffusion_model.average import average_decay, update_average
 from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
-from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, LossTerms
+from alphastomics.diffusion_model.loss import (
+    Cells,
+    DualModalLoss,
+    Entries,
+    LossTerms,
+    errors_of_sets,
+)
 from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.noise import NoiseModel, centered
 from alphastomics.diffusion_model.zero import ZeroStrategy
@@ -38,6 +44,9 @@ class Scored(NamedTuple):
     terms: LossTerms
     prediction: Prediction
     node_mask: Tensor
+    times: Tensor
+    errors: Tensor
+    """Mean squared error of expression and position of each set (B, 2)."""
 
 
 class Seen(NamedTuple):
@@ -86,6 +95,7 @@ class AlphaSTomicsModule(pl.LightningModule):
     """
 
     position_scale: Tensor
+    slice_rotation: Tensor
     updates: Tensor
     skipped_steps: Tensor
 
@@ -112,6 +122,10 @@ class AlphaSTomicsModule(pl.LightningModule):
         self.register_buffer("position_scale", scale)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
+        # Rotation of each slice into the frame that the slices share; none is known by itself.
+        self.register_buffer(
+            "slice_rotation", torch.eye(3, dtype=torch.float64)[None], persistent=False
+        )
         self.slice_names: list[str] = []
         # What was done to the expression that the module is trained on; None where nobody said.
         self.normalization: dict[str, Any] | None = None
@@ -171,7 +185,8 @@ class AlphaSTomicsModule(pl.LightningModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
-        return Scored(terms, prediction, batch.node_mask)
+        errors = errors_of_sets(predicted, true, entries)
+        return Scored(terms, prediction, batch.node_mask, times, errors)
 
     def smoothed(self, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network wants it."""
@@ -187,8 +202,11 @@ class AlphaSTomicsModule(pl.LightningModule):
 
     def framed(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
         """Say which sets know their frame: all but pure noise beside given expression."""
-        if self.config.diffusion.position_frame == "random":
+        frame = self.config.diffusion.position_frame
+        if frame == "random":
             return None
+        if frame == "registered":
+            return torch.ones(len(times), dtype=torch.bool, device=times.device)
         return (times[:, 0] > 0) | (times[:, 1] < self.noise_model.num_timesteps)
 
     @torch.no_grad()
@@ -202,8 +220,13 @@ class AlphaSTomicsModule(pl.LightningModule):
         what expression says; a small one goes by one of the two, and loses the other on its way.
         Other sets stay as they lie: a frame is one thing less to find for new tissue.
         """
-        if self.config.diffusion.position_frame == "random":
+        frame = self.config.diffusion.position_frame
+        if frame == "random":
             return draws.turn
+        if frame == "registered":
+            # A set of several slices is of slices in one frame, which have no rotation.
+            number = batch.slice_id[:, 0].clamp(0, len(self.slice_rotation) - 1)
+            return self.slice_rotation[number]
         turn = torch.eye(3, dtype=torch.float64, device=batch.expression.device)
         turn = turn.repeat(len(batch.expression), 1, 1)
         given = (draws.times[:, 0] == 0) & (draws.times[:, 1] < self.noise_model.num_timesteps)

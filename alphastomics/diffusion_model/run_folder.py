@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -26,7 +26,10 @@ from alphastomics.errors import InputError
 from alphastomics.files import output_folder, write_text
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
-WRITTEN = ("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json")
+WRITTEN = (
+    *("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json"),
+    *("judged.json", "plan.json", "verdict.json"),
+)
 COLUMNS = ("step", "epoch", "name", "value")
 
 
@@ -65,14 +68,18 @@ class RunFolder:
         """Make the folder, or refuse one that holds another run."""
         if self.exists() and not resume:
             if not overwrite:
-                raise InputError(
-                    f"{self.path}: holds a run already; go on with --resume last, choose another "
-                    "--exp_name, or replace it with --overwrite"
-                )
+                self.refuse()
             self.remove()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "config.yaml", to_yaml(config))
         write_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def refuse(self) -> NoReturn:
+        """Say that the folder holds a run, and what to do."""
+        raise InputError(
+            f"{self.path}: holds a run already; go on with --resume last, choose another "
+            "--exp_name, or replace it with --overwrite"
+        )
 
     def remove(self) -> None:
         """Remove what a run writes, never a user's own file beside it."""

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import numpy as np
+import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
-from alphastomics.config import Config, LayerConfig, TrainingConfig
+from alphastomics.config import Config, LayerConfig
 from alphastomics.diffusion_model.callbacks import (
     LOGGED_KEY,
     Keeper,
@@ -31,6 +33,7 @@ from alphastomics.diffusion_model.checkpoint import (
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.registration import SliceCells, register_slices
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
 from alphastomics.diffusion_model.spread import (
     choose_devices,
@@ -41,14 +44,16 @@ from alphastomics.diffusion_model.spread import (
 )
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
-from alphastomics.preprocessing.batch_loader import create_dataloaders
+from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
 from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.schema import Metadata
+from alphastomics.preprocessing.shard_reader import ShardReader, joined
 from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
-# The recipes of docs/benchmarks.md make 545 updates or more.
-ENOUGH_UPDATES = 500
+REGISTRATION_CELLS = 200_000
+LEAST_REGISTERED = 10
 
 
 class Request(NamedTuple):
@@ -184,18 +189,6 @@ def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
     )
 
 
-def few_updates(training: TrainingConfig, cells: int) -> str | None:
-    """Advise where a run is too short to learn much: defaults are for many cells."""
-    batches = -(-cells // (training.batch_size * training.accumulate_grad_batches))
-    updates = training.max_epochs * batches
-    if updates >= ENOUGH_UPDATES:
-        return None
-    return (
-        f"some {updates:,} updates of the weights in all: for so few cells give more epochs "
-        "(--epochs), smaller batches (--batch_size) or a higher learning rate (--lr 0.001)"
-    )
-
-
 def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> None:
     """Log what will be trained on what."""
     costs = account(module.model, set_size)
@@ -208,10 +201,9 @@ def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> N
         f"{cells:,}",
         metadata.num_genes,
     )
-    config = module.config
-    for advice in (rule_of_thumb(config.layer, cells), few_updates(config.training, cells)):
-        if advice:
-            logger.warning("%s", advice)
+    advice = rule_of_thumb(module.config.layer, cells)
+    if advice:
+        logger.warning("%s", advice)
 
 
 def position_scale(config: Config, metadata: Metadata) -> float:
@@ -221,8 +213,15 @@ def position_scale(config: Config, metadata: Metadata) -> float:
     """
     statistics = metadata.position_statistics
     assert statistics is not None  # there are training cells: checked before
-    across = config.data.loading.set_draw == "random"
-    return statistics.scale if across else statistics.within_slice_scale
+    return statistics.scale if mixes_slices(config, metadata) else statistics.within_slice_scale
+
+
+def mixes_slices(config: Config, metadata: Metadata) -> bool:
+    """Say whether sets are drawn across slices."""
+    loading = config.data.loading
+    where = config.data.processed_data_dir
+    draw = resolve_set_draw(loading.set_draw, metadata, where, streaming=loading.streaming)
+    return draw == "random"
 
 
 def quiet_lightning() -> None:
@@ -244,6 +243,7 @@ def make_trainer(
         strategy=choose_strategy(config, devices),
         precision=choose_precision(config, devices),
         max_epochs=config.training.max_epochs,
+        check_val_every_n_epoch=config.training.validate_every_n_epochs,
         accumulate_grad_batches=config.training.accumulate_grad_batches,
         logger=make_loggers(config, folder, csv_log),
         log_every_n_steps=config.logging.log_every_n_steps,
@@ -257,7 +257,7 @@ def make_trainer(
     )
 
 
-def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
+def make_loaders(config: Config, trainer: pl.Trainer, holdout: Holdout | None) -> tuple[Any, Any]:
     """Return the loaders of training and validation for this rank."""
     loading = config.data.loading
     training, validation, _ = create_dataloaders(
@@ -273,22 +273,43 @@ def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
         world_size=trainer.world_size,
         verify_checksums=loading.verify_checksums,
         pin_memory=trainer.strategy.root_device.type == "cuda",
+        holdout=holdout,
     )
     return training, validation
 
 
-def train(config: Config, request: Request) -> dict[str, Any]:
-    """Train a model; return a summary of the run, which is empty on all ranks but the first."""
+def train(
+    config: Config,
+    request: Request,
+    *,
+    holdout: Holdout | None = None,
+    has_validation: bool = True,
+) -> dict[str, Any]:
+    """Train a model; return a summary of the run, which is empty on all ranks but the first.
+
+    Parameters
+    ----------
+    config
+        All settings.
+    request
+        What is asked for beside them.
+    holdout
+        Training cells to hold out: they take the validation cells' part.
+    has_validation
+        Whether validation cells are looked at, where there are any.
+    """
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
-    has_validation = metadata.splits["validation"].cells > 0
+    has_validation = has_validation and (
+        holdout is not None or metadata.splits["validation"].cells > 0
+    )
     keeper = Keeper(folder, config)
-    split = TimeSplit()
+    split, progress = TimeSplit(), Progress()
     csv_log = CsvLog(folder.metrics)
     callbacks: list[pl.Callback] = [
         Monitor(config.logging.log_every_n_steps),
-        Progress(metadata.splits["train"].cells * config.training.max_epochs),
+        progress,
         *([split] if request.profile else []),
         keeper,
         StopOnRequest(folder),
@@ -309,10 +330,44 @@ def train(config: Config, request: Request) -> dict[str, Any]:
             csv_log.start(logged_bytes)
         with folder.running(first=first):
             module = make_module(config, metadata)
-            training, validation = make_loaders(config, trainer)
+            training, validation = make_loaders(config, trainer, holdout)
+            if config.diffusion.position_frame == "registered":
+                rotate_slices(module, training.reader, config.seed.global_seed)
             module.num_batches = len(training)
+            progress.total = training.num_cells * config.training.max_epochs
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split if request.profile else None)
+
+
+def rotate_slices(module: AlphaSTomicsModule, reader: ShardReader, seed: int) -> None:
+    """Bring slices that share no frame into one, by their expression."""
+    metadata = reader.metadata
+    rotation = np.tile(np.eye(3), (len(metadata.slices), 1, 1))
+    if not metadata.shares_frame:
+        cells = cells_of_slices(reader, REGISTRATION_CELLS)
+        found = register_slices(list(cells.values()), planar=True, seed=seed)
+        rotation[list(cells)] = found.rotation
+        logger.info(
+            "%d slices without a common frame were rotated onto one another by their expression "
+            "(agreement %.2f to %.2f)",
+            len(cells),
+            found.agreement.min(),
+            found.agreement.max(),
+        )
+    module.slice_rotation = torch.from_numpy(rotation)
+
+
+def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
+    """Read some cells of every slice: all row groups, or as many as hold `most` cells."""
+    pieces = reader.pieces
+    step = max(sum(map(len, pieces)) // most, 1)
+    table = joined([reader.read(piece) for piece in pieces[::step]])
+    expression = reader.dense(table)
+    return {
+        number: SliceCells(expression[rows], table.position[rows])
+        for number in np.unique(table.slice_id).tolist()
+        if len(rows := np.flatnonzero(table.slice_id == number)) >= LEAST_REGISTERED
+    }
 
 
 def make_module(config: Config, metadata: Metadata) -> TrainedModule:
@@ -326,9 +381,7 @@ def make_module(config: Config, metadata: Metadata) -> TrainedModule:
     module.slice_names = [record.name for record in metadata.slices]
     module.training_digest = metadata.training_digest
     heights = {record.z for record in metadata.slices}
-    module.flat = None not in heights and (
-        len(heights) == 1 or config.data.loading.set_draw != "random"
-    )
+    module.flat = None not in heights and (len(heights) == 1 or not mixes_slices(config, metadata))
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
     return module
 
@@ -371,6 +424,7 @@ def conclude(
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         "best_val_loss": min(keeper.best.values(), default=None),
+        "best_step": keeper.best_step(),
     }
     if split is not None:
         summary["milliseconds_per_step"] = split.table()

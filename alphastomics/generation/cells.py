@@ -4,7 +4,7 @@ Expression is brought to what the checkpoint was trained on: its genes, its norm
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +70,21 @@ class InputCells:
     def rows_of(self, number: int) -> Int64[np.ndarray, " M"]:
         """Return the cells of a slice."""
         return np.flatnonzero(self.slice_id == number)
+
+
+def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
+    """Return some of the cells, with the slices that they are of."""
+    present, codes = np.unique(cells.slice_id[chosen], return_inverse=True)
+    return replace(
+        cells,
+        expression=cells.expression[chosen],
+        measured=cells.measured[present],
+        position=None if cells.position is None else cells.position[chosen],
+        slice_id=codes.astype(np.int64),
+        slice_names=[cells.slice_names[number] for number in present],
+        names=[cells.names[row] for row in chosen],
+        cell_type=None if cells.cell_type is None else cells.cell_type[chosen],
+    )
 
 
 class Blank(NamedTuple):

@@ -84,8 +84,8 @@ class BatchLoader:
 
     @property
     def num_cells(self) -> int:
-        """Count the cells of the split, over all ranks."""
-        return self.metadata.splits[self.reader.split].cells
+        """Count the cells of the split that are not held out, over all ranks."""
+        return self.source.num_cells
 
     def __len__(self) -> int:
         """Count the batches of an epoch: the same for every rank."""

@@ -32,6 +32,13 @@ class MemorySource:
         self._table: CellTable | None = None
         self._lock = Lock()
 
+    @property
+    def num_cells(self) -> int:
+        """Count the cells to draw from, over all ranks."""
+        if self.chosen is None:
+            return self.reader.metadata.splits[self.reader.split].cells
+        return len(self._loaded(None))
+
     def count_units(self) -> int:
         """Count what is shared out among the ranks: cells for random sets, else whole sets."""
         if self.chosen is None:

@@ -71,6 +71,11 @@ class RandomStream:
     def __init__(self, reader: ShardReader, draw: Draw) -> None:
         self.reader, self.draw = reader, draw
 
+    @property
+    def num_cells(self) -> int:
+        """Count the cells of the split, over all ranks."""
+        return self.reader.metadata.splits[self.reader.split].cells
+
     def count_units(self) -> int:
         """Count what is shared out among the ranks."""
         return self.draw.count_units(cells_per_slice(self.reader))
@@ -171,6 +176,11 @@ class SliceStream:
                 f"{reader.folder.where}: set_draw {draw.kind!r} cannot be streamed from the layout "
                 "'shuffled': preprocess again with --layout slice, or load without --streaming"
             )
+
+    @property
+    def num_cells(self) -> int:
+        """Count the cells of the split, over all ranks."""
+        return self.reader.metadata.splits[self.reader.split].cells
 
     def count_units(self) -> int:
         """Count what is shared out among the ranks."""
