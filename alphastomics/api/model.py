@@ -43,6 +43,7 @@ from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.hub_model import TRAINING_KEYS, TrainedModel, find_model, read_model
 from alphastomics.preprocessing.commands import preprocess
+from alphastomics.preprocessing.folder import DataFolder
 
 _KEYS = PreprocessingConfig()
 INTERRUPTED = 130  # how `train` leaves after Ctrl-C
@@ -246,7 +247,8 @@ class AlphaSTomics(TrainedVerbs):
         Parameters
         ----------
         adata
-            Cells whose positions are known; None takes the test split of the training slices.
+            Cells whose positions are known; None takes the test split of the training slices, or,
+            without one, what the training held out to judge itself.
         **keywords
             Settings of `sampling`, such as `num_steps`, and `seed`.
 
@@ -263,11 +265,24 @@ class AlphaSTomics(TrainedVerbs):
             place = self._folder / "processed"
             if not self._data:
                 raise InputError("evaluate: a model that was loaded has no slices; give an AnnData")
+            if DataFolder(place).metadata().splits["test"].cells == 0:
+                return self._held_out_scores()
             cells = read_processed(place, model.genes, "test")
             known = read_processed(place, model.genes, "train")
         scores = evaluate(model.module, cells, known, config.sampling, config.seed.global_seed)
         model.record["scores"] = scores
         return scores
+
+    def _held_out_scores(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return how the training judged itself: there are no test cells."""
+        record = self._trained().record
+        if "verdict" not in record:
+            raise InputError(
+                "evaluate: all cells were trained on; give an AnnData whose positions are known, "
+                "or train with train_ratio=0.8"
+            )
+        record["scores"] = record["verdict"]["scores"]
+        return dict(record["scores"])
 
     @classmethod
     def load(cls, folder: str | Path) -> "AlphaSTomics":

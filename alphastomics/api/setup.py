@@ -180,8 +180,12 @@ def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
 def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) -> Any:
     """Return the settings of preprocessing with the names of the temporary files."""
     with_types = any(setup.cell_type_key is not None for setup in setups)
+    given = options.model_fields_set
+    # A notebook's training holds out what it needs by itself: no cell need be set aside.
+    whole = {} if {"train_ratio", "val_ratio"} & given else {"train_ratio": 1.0, "val_ratio": 0.0}
     return options.model_copy(
         update={
+            **whole,
             "position_key": POSITION,
             "cell_type_key": CELL_TYPE if with_types else None,
             "position_is_3d": dims == 3,

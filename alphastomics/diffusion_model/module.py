@@ -27,6 +27,7 @@ from alphastomics.diffusion_model.loss import (
     Entries,
     LossTerms,
     errors_of_sets,
+    position_error,
 )
 from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.noise import NoiseModel, centered
@@ -67,7 +68,13 @@ class Seen(NamedTuple):
             self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
         )
 
-    def through(self, model: Model, position: Tensor, smoothed: Tensor | None) -> Prediction:
+    def through(
+        self,
+        model: Model,
+        position: Tensor,
+        smoothed: Tensor | None,
+        expected: Tensor | None = None,
+    ) -> Prediction:
         """Call the network."""
         return model(
             self.expression,
@@ -78,6 +85,7 @@ class Seen(NamedTuple):
             expression_hidden=self.hidden.expression,
             position_hidden=self.hidden.position,
             smoothed=smoothed,
+            expected=expected,
         )
 
 
@@ -168,13 +176,16 @@ class AlphaSTomicsModule(pl.LightningModule):
             draws.hidden,
             self.noise_model.network_time(times, batch.expression.dtype),
         )
-        again = self.smoothed(seen)
+        again = self.smoothed(batch, seen)
         turn = self.turn_of(batch, draws, seen, again)
         true = Cells(batch.expression, self.inner_positions(batch, turn))
         noised_position = self.noise_model.noised(
             true.position, draws.position, times[:, 1], settings.nu_position
         )
-        prediction = seen.through(self.denoiser, noised_position, again)
+        expected = self.expected(batch, seen, again)
+        prediction = seen.through(
+            self.denoiser, noised_position, again, None if expected is None else expected.mean(0)
+        )
         entries = Entries(
             batch.node_mask,
             batch.gene_mask,
@@ -185,13 +196,32 @@ class AlphaSTomicsModule(pl.LightningModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
+        if expected is not None:
+            off = position_error(expected, true.position, batch.node_mask)
+            weight = self.config.loss.lambda_position
+            terms = terms._replace(total=terms.total + weight * off, position=terms.position + off)
         errors = errors_of_sets(predicted, true, entries)
         return Scored(terms, prediction, batch.node_mask, times, errors)
 
-    def smoothed(self, seen: Seen) -> Tensor | None:
+    def expected(
+        self, batch: DataHolder, seen: Seen, smoothed: Tensor | None
+    ) -> Float[Tensor, "M B N 3"] | None:
+        """Say where the cells are expected by their clean expression, whatever the set is for."""
+        model = self.denoiser
+        if model.position_head is None:
+            return None
+        clean = seen._replace(expression=batch.expression, times=torch.zeros_like(seen.times))
+        smoothed = batch.smoothed if batch.smoothed is not None else self.smoothed(batch, clean)
+        assert smoothed is not None
+        hidden = {"gene_mask": batch.gene_mask, "expression_hidden": seen.hidden.expression}
+        return model.expect(batch.expression, smoothed, batch.node_mask, **hidden)
+
+    def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network wants it."""
         if self.denoiser.alike_in is None:
             return None
+        if batch.smoothed is not None:
+            return batch.smoothed
         return self.denoiser.smooth(
             seen.expression,
             seen.times,

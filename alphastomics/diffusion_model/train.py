@@ -13,6 +13,7 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
+from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.config import Config, LayerConfig
 from alphastomics.diffusion_model.callbacks import (
     LOGGED_KEY,
@@ -47,12 +48,15 @@ from alphastomics.files import write_text
 from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
+from alphastomics.preprocessing.memory import Smooth
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.preprocessing.shard_reader import ShardReader, joined
 from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
 REGISTRATION_CELLS = 200_000
+# Whole slices are smoothed ahead as long as the result fits, larger ones in parts.
+MOST_SMOOTHED_BYTES, MOST_SMOOTHED_CELLS = 4_000_000_000, 16_384
 LEAST_REGISTERED = 10
 
 
@@ -257,7 +261,9 @@ def make_trainer(
     )
 
 
-def make_loaders(config: Config, trainer: pl.Trainer, holdout: Holdout | None) -> tuple[Any, Any]:
+def make_loaders(
+    config: Config, metadata: Metadata, trainer: pl.Trainer, holdout: Holdout | None
+) -> tuple[Any, Any]:
     """Return the loaders of training and validation for this rank."""
     loading = config.data.loading
     training, validation, _ = create_dataloaders(
@@ -274,8 +280,35 @@ def make_loaders(config: Config, trainer: pl.Trainer, holdout: Holdout | None) -
         verify_checksums=loading.verify_checksums,
         pin_memory=trainer.strategy.root_device.type == "cuda",
         holdout=holdout,
+        smooth=slice_smoother(config, metadata, trainer.strategy.root_device),
     )
     return training, validation
+
+
+def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> Smooth | None:
+    """Return what smooths whole slices ahead of training, where that is wanted and fits."""
+    model = config.model
+    width = model.smoothing_rounds * metadata.num_genes
+    needed = 4 * width * metadata.splits["train"].cells
+    wanted = config.diffusion.position_frame == "registered" and not config.masking.enable
+    if not wanted or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
+        return None
+
+    def smooth(expression: np.ndarray) -> np.ndarray:
+        order = np.random.default_rng(len(expression)).permutation(len(expression))
+        smoothed = np.zeros((len(expression), width), np.float32)
+        for rows in np.array_split(order, -(-len(order) // MOST_SMOOTHED_CELLS)):
+            values = torch.from_numpy(np.ascontiguousarray(expression[rows])).to(device)
+            averaged = smoothed_set(
+                values,
+                rounds=model.smoothing_rounds,
+                neighbours=model.smoothing_neighbours,
+                components=model.smoothing_components,
+            )
+            smoothed[rows] = averaged.cpu().numpy()
+        return smoothed
+
+    return smooth
 
 
 def train(
@@ -330,7 +363,7 @@ def train(
             csv_log.start(logged_bytes)
         with folder.running(first=first):
             module = make_module(config, metadata)
-            training, validation = make_loaders(config, trainer, holdout)
+            training, validation = make_loaders(config, metadata, trainer, holdout)
             if config.diffusion.position_frame == "registered":
                 rotate_slices(module, training.reader, config.seed.global_seed)
             module.num_batches = len(training)

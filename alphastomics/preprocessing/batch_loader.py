@@ -21,7 +21,7 @@ from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
-from alphastomics.preprocessing.memory import MemorySource
+from alphastomics.preprocessing.memory import MemorySource, Smooth
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.sets import BatchShape, Window, batch_of
 from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
@@ -215,6 +215,7 @@ def create_dataloaders(
     verify_checksums: bool = LOADING.verify_checksums,
     pin_memory: bool = False,
     holdout: Holdout | None = None,
+    smooth: Smooth | None = None,
 ) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
     """Return loaders of the training, validation and test cells.
 
@@ -245,6 +246,8 @@ def create_dataloaders(
         Leave batches in page-locked memory, for a GPU.
     holdout
         Training cells to hold out: they take the validation cells' part. Not for streaming.
+    smooth
+        Smooths the expression of a slice, for `DataHolder.smoothed`. Not for streaming.
     """
     rank, world_size = _place(rank, world_size)
     shape = _shape(batch_size, set_size)
@@ -255,10 +258,15 @@ def create_dataloaders(
     metadata = folder.metadata()
     drawn = resolve_set_draw(set_draw, metadata, folder.where, streaming=streaming)
     draw = Draw(drawn, shape.set_size, window_rows, seed, rank, world_size)
-    kind = _source(streaming=streaming, set_draw=drawn)
+    kind: Callable[..., Any] = _source(streaming=streaming, set_draw=drawn)
     make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
     if holdout is not None:
-        return _holding_out(holdout, folder, metadata, draw, make, shape, verify=verify_checksums)
+        readers = [
+            ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS
+        ]
+        return _holding_out(holdout, readers, draw, make, shape, smooth)
+    if not streaming:
+        kind = partial(MemorySource, smooth=smooth)
     sources = [
         kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw)
         for split in SPLITS
@@ -293,24 +301,22 @@ def resolve_set_draw(
 
 def _holding_out(
     holdout: Holdout,
-    folder: DataFolder,
-    metadata: Metadata,
+    readers: list[ShardReader],
     draw: Draw,
     make: Callable[..., BatchLoader],
     shape: BatchShape,
-    *,
-    verify: bool,
+    smooth: Smooth | None,
 ) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
     """Return loaders of the training cells that are not held out, those that are, and test."""
 
     def rest(slice_id: np.ndarray, position: np.ndarray) -> np.ndarray:
         return ~holdout.mask(slice_id, position)
 
-    readers = {split: ShardReader(folder, metadata, split, verify=verify) for split in SPLITS}
+    reader, _, test_reader = readers
     training, held, test = (
-        MemorySource(readers["train"], draw, rest),
-        MemorySource(readers["train"], draw, holdout.mask),
-        MemorySource(readers["test"], draw),
+        MemorySource(reader, draw, rest, smooth),
+        MemorySource(reader, draw, holdout.mask, smooth),
+        MemorySource(test_reader, draw, None, smooth),
     )
     words = holdout.describe()
     return (

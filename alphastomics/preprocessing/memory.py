@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from dataclasses import replace
 from threading import Lock
 
 import numpy as np
@@ -12,6 +13,8 @@ from alphastomics.preprocessing.sets import Window
 from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined
 from alphastomics.preprocessing.streaming import Draw, cells_per_slice, mapped
 
+# The expression of a slice (N, G) enters, smoothed (N, F) it leaves.
+Smooth = Callable[[np.ndarray], np.ndarray]
 # Slice numbers (N) and positions (N, 3) of cells enter, True for those to draw from leaves.
 Chosen = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -25,10 +28,18 @@ class MemorySource:
         The split, and how sets are drawn.
     chosen
         Which of the split's cells there are to draw from; None is all of them.
+    smooth
+        Smooths the expression of a slice; None leaves that to whom it concerns.
     """
 
-    def __init__(self, reader: ShardReader, draw: Draw, chosen: Chosen | None = None) -> None:
-        self.reader, self.draw, self.chosen = reader, draw, chosen
+    def __init__(
+        self,
+        reader: ShardReader,
+        draw: Draw,
+        chosen: Chosen | None = None,
+        smooth: Smooth | None = None,
+    ) -> None:
+        self.reader, self.draw, self.chosen, self.smooth = reader, draw, chosen, smooth
         self._table: CellTable | None = None
         self._lock = Lock()
 
@@ -67,8 +78,20 @@ class MemorySource:
                 if self.chosen is not None:
                     rows = np.flatnonzero(self.chosen(table.slice_id, table.position))
                     table = table.take(rows)
-                self._table = table
+                self._table = table if self.smooth is None else self._smoothed(table, self.smooth)
             return self._table
+
+    def _smoothed(self, table: CellTable, smooth: Smooth) -> CellTable:
+        """Smooth every slice as a whole, so that a set does not depend on who else is in it."""
+        expression = self.reader.dense(table)
+        smoothed: np.ndarray | None = None
+        for number in np.unique(table.slice_id):
+            rows = np.flatnonzero(table.slice_id == number)
+            values = smooth(expression[rows])
+            if smoothed is None:
+                smoothed = np.zeros((len(table), values.shape[1]), np.float32)
+            smoothed[rows] = values
+        return replace(table, smoothed=smoothed)
 
     def _random_sets(self, epoch: int) -> list[Rows]:
         draw = self.draw

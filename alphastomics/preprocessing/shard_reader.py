@@ -29,6 +29,7 @@ class CellTable:
     cell_type: Int32[np.ndarray, " N"]
     slice_id: Int32[np.ndarray, " N"]
     cell_id: Int64[np.ndarray, " N"]
+    smoothed: Float32[np.ndarray, "N F"] | None = None
 
     def __len__(self) -> int:
         """Count the cells."""
@@ -46,6 +47,7 @@ class CellTable:
             self.cell_type[rows],
             self.slice_id[rows],
             self.cell_id[rows],
+            None if self.smoothed is None else self.smoothed[rows],
         )
 
 
