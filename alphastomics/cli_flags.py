@@ -31,6 +31,13 @@ SPLIT_NAME = Flag(
 )
 DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
 BATCH_SIZE = Flag("batch_size", "training.batch_size")
+SKIP_LOG_NORMALIZE = Flag(
+    "skip_log_normalize",
+    f"{PREPROCESSING}.log_normalize",
+    value=False,
+    help="Leave out normalisation to 1e4 and log1p: it was done before.",
+    hyphenated=True,
+)
 SPREAD = [
     Flag("workers", f"{PREPROCESSING}.workers"),
     Flag(
@@ -50,13 +57,7 @@ SLICE_INPUT = [
     Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
     Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
     Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
-    Flag(
-        "skip_log_normalize",
-        f"{PREPROCESSING}.log_normalize",
-        value=False,
-        help="Leave out normalisation to 1e4 and log1p.",
-        hyphenated=True,
-    ),
+    SKIP_LOG_NORMALIZE,
     Flag(
         "skip_scale",
         f"{PREPROCESSING}.scale",
@@ -224,6 +225,7 @@ COMMANDS = {
             switch("no_report", "Leave out the HTML report beside the JSON file."),
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),
@@ -307,6 +309,7 @@ COMMANDS = {
             path_flag("output", "File for the generated cells.", default="beside the input"),
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),
@@ -329,6 +332,7 @@ COMMANDS = {
             BATCH_SIZE,
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),

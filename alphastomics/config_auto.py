@@ -10,25 +10,31 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from alphastomics.config import Config, Section
+from alphastomics.preprocessing.batch_loader import resolve_set_draw
 from alphastomics.preprocessing.holdout import Holdout, choose_holdout
 from alphastomics.preprocessing.schema import Metadata
 
 # Cells that attend to one another. Larger sets cost more and placed no better.
 SET_SIZE = {"cpu": 512, "gpu": 1024}
-SETS_IN_A_BATCH = 4
-# A set smaller than this says little about the tissue around a cell.
-LEAST_SET = 32
+SETS_IN_A_BATCH = {"cpu": 2, "gpu": 4}
+# Smaller batches bear a larger one.
+LEARNING_RATE = {"cpu": 2.0e-3, "gpu": 1.0e-3}
 # (cells up to, width, heads, layers): larger networks overfit fewer cells sooner than they help.
 NETWORKS = ((100_000, 128, 4, 3), (1_000_000, 256, 4, 4), (math.inf, 256, 8, 6))
 UPDATES, CELLS_OF_UPDATES = 500, 15_000
-LEAST_UPDATES, MOST_UPDATES = 300, 20_000
+LEAST_UPDATES, MOST_UPDATES, LEAST_UPDATES_CPU = 300, 20_000, 150
 # Beyond so many cells, those held out are no loss, and nothing is fitted again.
 REFIT_CELLS = 200_000
 VALIDATIONS = 10
+# Beyond it each round of smoothing costs more than it says.
+MANY_GENES = 2_000
+# Cells that take more memory than this are read as they are needed.
+STREAMED_BYTES = 32e9
 # Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
 SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
+HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 600_000, 1_600  # of the position head
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
-CPU_SECONDS = 240  # of one of the two trainings, at most
+CPU_SECONDS = 210  # of one of the two trainings, where that is enough to learn
 
 
 class Device(NamedTuple):
@@ -109,7 +115,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     timed = "training.max_epochs" in given
     alone = device.number == 1 and config.distributed.num_nodes == 1
     holdout = None
-    if not timed and alone and not config.data.loading.streaming:
+    if not timed and alone:
         holdout = choose_holdout(metadata, config.seed.global_seed)
     cells = sum(sizes)
     refit = holdout is not None and cells <= REFIT_CELLS
@@ -121,13 +127,19 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         chosen[key] = Choice(key, value, reason)
         return value
 
-    for choice in _fixed_choices(metadata):
+    for choice in _fixed_choices(metadata, device):
         choose(*choice)
+    streamed = 4.0 * cells * metadata.num_genes > STREAMED_BYTES and (
+        metadata.layout == "slice" or metadata.shares_frame
+    )
+    if choose("data.loading.streaming", streamed, f"{cells:,} cells of {metadata.num_genes} genes"):
+        holdout, refit = None, False
     batch = _batch(config, sizes, metadata, device, choose)
     width, layers = _network(config, cells, choose)
     seconds = _seconds_of_update(width, layers, metadata.num_genes, batch, device)
     updates = _updates(cells, seconds, device)
-    per_epoch = _batches(sizes, batch, metadata)
+    mixed = _mixes_slices(config, metadata)
+    per_epoch = _batches([sum(sizes)] if mixed else sizes, batch)
     epochs = choose(
         "training.max_epochs", -(-updates // per_epoch), f"{updates:,} updates for {cells:,} cells"
     )
@@ -143,21 +155,22 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
 
 
-def _fixed_choices(metadata: Metadata) -> list[Choice]:
+def _fixed_choices(metadata: Metadata, device: Device) -> list[Choice]:
     """List what suits all tissue that was looked at, or follows from the frame alone."""
     framed = metadata.shares_frame
+    rounds = 3 if metadata.num_genes <= MANY_GENES else 1
     frame = "slices share a frame" if framed else "slices share no frame: found by expression"
     return [
         Choice("model.dropout", 0.3, "few animals: regularise"),
         Choice("model.input_dropout", 0.8, "single cells are noisy, their neighbours less so"),
-        Choice("model.smoothing_rounds", 3, "averages over neighbours in expression space"),
+        Choice("model.smoothing_rounds", rounds, "averages over neighbours in expression space"),
         Choice("model.smoothing_dropout", 0.5, "few animals: regularise"),
         Choice("diffusion.position_frame", "registered", frame),
         Choice("diffusion.condition_share", 0.75, "one checkpoint for all tasks, mostly placing"),
         Choice("diffusion.equal_time_share", 0.15, "the rest is new tissue"),
         Choice("diffusion.full_noise_share", 0.7, "where the estimate is read off"),
         Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
-        Choice("training.learning_rate", 1.0e-3, "for short trainings"),
+        Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
         Choice("training.weight_decay", 0.01, "few animals: regularise"),
         Choice("sampling.num_steps", 20, "more steps changed no score"),
     ]
@@ -167,7 +180,9 @@ def _batch(
     config: Config, sizes: list[int], metadata: Metadata, device: Device, choose: Any
 ) -> tuple[int, int]:
     """Choose cells of a set and of a batch."""
-    largest = max(sizes) if config.data.loading.set_draw != "random" else sum(sizes)
+    mixed = _mixes_slices(config, metadata)
+    sizes = [sum(sizes)] if mixed else sizes
+    largest = max(sizes)
     most = SET_SIZE[device.kind]
     # Sets of one slice are as equal as can be: this many fit without padding.
     fitting = -(-largest // max(-(-largest // most), 1))
@@ -175,15 +190,24 @@ def _batch(
     if batch_size is not None:
         fitting = _divisor(batch_size, fitting)
     set_size = choose(
-        "data.loading.set_size", max(fitting, 1), f"the largest slice has {largest:,} cells"
+        "data.loading.set_size",
+        max(fitting, 1),
+        f"of {largest:,} cells {'in one frame' if mixed else 'in the largest slice'}",
     )
     if set_size is None:
         return batch_size or sum(sizes), batch_size or sum(sizes)
-    number = max(min(SETS_IN_A_BATCH, _num_sets(sizes, set_size)), 1)
-    if set_size < LEAST_SET * 8:
-        number = max(min(most * SETS_IN_A_BATCH // set_size, _num_sets(sizes, set_size)), 1)
+    # Small sets come in greater numbers: a step sees as many cells.
+    wanted = max(SETS_IN_A_BATCH[device.kind], most * SETS_IN_A_BATCH[device.kind] // set_size)
+    number = max(min(wanted, _num_sets(sizes, set_size)), 1)
     batch = choose("training.batch_size", number * set_size, f"{number} sets in a step")
     return set_size, batch
+
+
+def _mixes_slices(config: Config, metadata: Metadata) -> bool:
+    loading = config.data.loading
+    where = config.data.processed_data_dir
+    draw = resolve_set_draw(loading.set_draw, metadata, where, streaming=loading.streaming)
+    return draw == "random"
 
 
 def _divisor(batch_size: int, most: int) -> int:
@@ -195,7 +219,7 @@ def _num_sets(sizes: list[int], set_size: int) -> int:
     return sum(-(-size // set_size) for size in sizes if size)
 
 
-def _batches(sizes: list[int], batch: tuple[int, int], metadata: Metadata) -> int:
+def _batches(sizes: list[int], batch: tuple[int, int]) -> int:
     """Count the updates of an epoch."""
     set_size, cells = batch
     return max(-(-_num_sets(sizes, set_size) // max(cells // set_size, 1)), 1)
@@ -218,7 +242,8 @@ def _seconds_of_update(
 ) -> float:
     """Estimate the time of an update from the network's arithmetic."""
     set_size, cells = batch
-    weights = layers * (12 * width**2 + 2 * width * set_size) + 6 * genes * width
+    network = layers * (12 * width**2 + 2 * width * set_size) + 6 * genes * width
+    weights = network + HEAD_WEIGHTS + HEAD_WEIGHTS_PER_GENE * genes
     fixed, rate = SPEED[device.kind]
     cores = device.cores if device.kind == "cpu" else 1
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
@@ -229,7 +254,7 @@ def _updates(cells: int, seconds: float, device: Device) -> int:
     wanted = UPDATES * math.sqrt(cells / CELLS_OF_UPDATES)
     updates = round(min(max(wanted, LEAST_UPDATES), MOST_UPDATES))
     if device.kind == "cpu":
-        updates = min(updates, max(round(CPU_SECONDS / seconds), LEAST_UPDATES))
+        updates = min(updates, max(round(CPU_SECONDS / seconds), LEAST_UPDATES_CPU))
     return updates
 
 

@@ -83,7 +83,11 @@ class LoadingConfig(Section):
     """From Parquet shards to batches."""
 
     num_workers: int = count(4, "Threads that read batches ahead; 0 for none.", minimum=0)
-    streaming: bool = Field(False, description="Read shards as they are needed, not all at first.")
+    streaming: bool = Field(
+        False,
+        description="Read shards as they are needed, not all at first.",
+        json_schema_extra=AUTO,
+    )
     buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
     set_size: int | None = count(
         None,

@@ -36,6 +36,7 @@ from alphastomics.preprocessing.normalize import (
     moments_of_sparse,
     standard_deviation,
 )
+from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 from alphastomics.progress import track
 from alphastomics.seeds import seed_everything
@@ -170,9 +171,17 @@ def source_of(
         expression = Expression(path, root, cells, len(found))
         # By columns there are no rows to be had but all.
         whole = expression.whole() if expression.kind == "csc" else None
+        first = expression.rows(0, min(cells, ROWS_AT_A_TIME)) if whole is None else whole
+        normalize = normalization["log_normalize"] and needs_normalizing(
+            first,
+            path,
+            has_log1p="uns" in root and "log1p" in root["uns"],
+            asked=config.data.preprocessing.log_normalize,
+        )
+        check_genes(int(measured.sum()), genes, path)
         yield Source(
             *(path, expression, positions, alignment, measured, codes, len(slices)),
-            bool(normalization["log_normalize"]),
+            bool(normalize),
             whole,
         )
 

@@ -7,7 +7,7 @@ outside; inside, each set is centred and divided by one number per data set.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -29,64 +29,14 @@ from alphastomics.diffusion_model.loss import (
     errors_of_sets,
     position_error,
 )
-from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.diffusion_model.step import Scored, Seen
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
 
 # Draws of time and noise for each validation batch: few sets make one draw a poor estimate.
 VALIDATION_DRAWS = 4
-
-
-class Scored(NamedTuple):
-    """What a step made: the loss, the prediction with the network's statistics, and the mask."""
-
-    terms: LossTerms
-    prediction: Prediction
-    node_mask: Tensor
-    times: Tensor
-    errors: Tensor
-    """Mean squared error of expression and position of each set (B, 2)."""
-
-
-class Seen(NamedTuple):
-    """What the network sees of a batch, but for the noisy positions."""
-
-    expression: Tensor
-    node_mask: Tensor
-    gene_mask: Tensor
-    hidden: Hidden
-    times: Tensor
-
-    def rows(self, chosen: Bool[Tensor, " B"], *, time: float) -> "Seen":
-        """Return some of the sets, with their positions at another time."""
-        hidden = Hidden(*(None if mask is None else mask[chosen] for mask in self.hidden))
-        times = self.times[chosen].clone()
-        times[:, 1] = time
-        return Seen(
-            self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
-        )
-
-    def through(
-        self,
-        model: Model,
-        position: Tensor,
-        smoothed: Tensor | None,
-        expected: Tensor | None = None,
-    ) -> Prediction:
-        """Call the network."""
-        return model(
-            self.expression,
-            position,
-            self.times,
-            self.node_mask,
-            gene_mask=self.gene_mask,
-            expression_hidden=self.hidden.expression,
-            position_hidden=self.hidden.position,
-            smoothed=smoothed,
-            expected=expected,
-        )
 
 
 class AlphaSTomicsModule(pl.LightningModule):

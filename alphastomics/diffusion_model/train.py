@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-import numpy as np
-import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
-from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.config import Config, LayerConfig
 from alphastomics.diffusion_model.callbacks import (
     LOGGED_KEY,
@@ -34,8 +31,8 @@ from alphastomics.diffusion_model.checkpoint import (
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
-from alphastomics.diffusion_model.registration import SliceCells, register_slices
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
+from alphastomics.diffusion_model.slice_preparation import rotate_slices, slice_smoother
 from alphastomics.diffusion_model.spread import (
     choose_devices,
     choose_precision,
@@ -48,15 +45,11 @@ from alphastomics.files import write_text
 from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
-from alphastomics.preprocessing.memory import Smooth
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.preprocessing.shard_reader import ShardReader, joined
 from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
 REGISTRATION_CELLS = 200_000
-# Whole slices are smoothed ahead as long as the result fits, larger ones in parts.
-MOST_SMOOTHED_BYTES, MOST_SMOOTHED_CELLS = 4_000_000_000, 16_384
 LEAST_REGISTERED = 10
 
 
@@ -285,32 +278,6 @@ def make_loaders(
     return training, validation
 
 
-def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> Smooth | None:
-    """Return what smooths whole slices ahead of training, where that is wanted and fits."""
-    model = config.model
-    width = model.smoothing_rounds * metadata.num_genes
-    needed = 4 * width * metadata.splits["train"].cells
-    wanted = config.diffusion.position_frame == "registered" and not config.masking.enable
-    if not wanted or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
-        return None
-
-    def smooth(expression: np.ndarray) -> np.ndarray:
-        order = np.random.default_rng(len(expression)).permutation(len(expression))
-        smoothed = np.zeros((len(expression), width), np.float32)
-        for rows in np.array_split(order, -(-len(order) // MOST_SMOOTHED_CELLS)):
-            values = torch.from_numpy(np.ascontiguousarray(expression[rows])).to(device)
-            averaged = smoothed_set(
-                values,
-                rounds=model.smoothing_rounds,
-                neighbours=model.smoothing_neighbours,
-                components=model.smoothing_components,
-            )
-            smoothed[rows] = averaged.cpu().numpy()
-        return smoothed
-
-    return smooth
-
-
 def train(
     config: Config,
     request: Request,
@@ -370,37 +337,6 @@ def train(
             progress.total = training.num_cells * config.training.max_epochs
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split if request.profile else None)
-
-
-def rotate_slices(module: AlphaSTomicsModule, reader: ShardReader, seed: int) -> None:
-    """Bring slices that share no frame into one, by their expression."""
-    metadata = reader.metadata
-    rotation = np.tile(np.eye(3), (len(metadata.slices), 1, 1))
-    if not metadata.shares_frame:
-        cells = cells_of_slices(reader, REGISTRATION_CELLS)
-        found = register_slices(list(cells.values()), planar=True, seed=seed)
-        rotation[list(cells)] = found.rotation
-        logger.info(
-            "%d slices without a common frame were rotated onto one another by their expression "
-            "(agreement %.2f to %.2f)",
-            len(cells),
-            found.agreement.min(),
-            found.agreement.max(),
-        )
-    module.slice_rotation = torch.from_numpy(rotation)
-
-
-def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
-    """Read some cells of every slice: all row groups, or as many as hold `most` cells."""
-    pieces = reader.pieces
-    step = max(sum(map(len, pieces)) // most, 1)
-    table = joined([reader.read(piece) for piece in pieces[::step]])
-    expression = reader.dense(table)
-    return {
-        number: SliceCells(expression[rows], table.position[rows])
-        for number in np.unique(table.slice_id).tolist()
-        if len(rows := np.flatnonzero(table.slice_id == number)) >= LEAST_REGISTERED
-    }
 
 
 def make_module(config: Config, metadata: Metadata) -> TrainedModule:

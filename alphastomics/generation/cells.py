@@ -27,6 +27,7 @@ from alphastomics.preprocessing.normalize import (
     moments_of_sparse,
     standard_deviation,
 )
+from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 
@@ -139,9 +140,13 @@ def read_h5ad(
         if SLICE_KEY in obs.columns:
             codes = slice_codes(obs, slices, 0, cells)
         labels = read_labels(obs, settings.cell_type_key, cells, path)
-    if normalization["log_normalize"]:
-        require_counts(counts, path)
+        has_log1p = "uns" in root and "log1p" in root["uns"]
+    asked = settings.log_normalize
+    if normalization["log_normalize"] and needs_normalizing(
+        counts, path, has_log1p=has_log1p, asked=asked
+    ):
         counts = log_normalized(counts)
+    check_genes(len(genes) - len(alignment.missing()), genes, path)
     values = alignment.apply(counts)
     measured = np.ones(len(genes), dtype=bool)
     measured[alignment.missing()] = False
@@ -195,14 +200,6 @@ def scaled(
         moments = moments_of_sparse(values[rows])
         dense[rows] = (dense[rows] - moments.mean) / standard_deviation(moments)
     return dense.astype(np.float32)
-
-
-def require_counts(counts: csr_array, path: Path) -> None:
-    """Refuse negative values where the model was trained on counts."""
-    if counts.nnz and counts.data.min() < 0:
-        raise InputError(
-            f"{path}: X has negative values, but the model was trained on counts: put counts into X"
-        )
 
 
 def require_enough(cells: int, where: object) -> None:
