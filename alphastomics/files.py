@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +18,13 @@ CHUNK_BYTES = 1 << 20
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path; on success it becomes `path` in one step, on failure it is removed.
 
-    The temporary name carries the process id, so that two processes never write the same one, and
-    lies beside the target, since a rename is one step only within a file system.
+    The temporary name is random and the file is created exclusively, so that nobody else can have
+    put a file or a symbolic link there. It lies beside the target, since a rename is one step only
+    within a file system.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     try:
+        create_exclusively(partial)
         yield partial
         flush_to_disk(partial)
         partial.replace(path)
@@ -33,6 +36,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def create_exclusively(path: Path) -> None:
+    """Create an empty file; a name that exists, be it a link to nowhere, is an error."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY
+    os.close(os.open(path, flags, 0o666))
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from alphastomics.files import sha256_of
 from alphastomics.preprocessing.genes import require_same, union_of
 from alphastomics.preprocessing.parts import read_arrays
 from alphastomics.preprocessing.resume import load
-from alphastomics.preprocessing.schema import INTERMEDIATE_FOLDER
-from alphastomics.preprocessing.stage1 import DATASET_FILE, STATISTICS_FILE
+from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, STATISTICS_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,11 @@ SPLITS = ("train", "validation", "test")
 DATA_FOLDER = "data"
 METADATA_FILE = "metadata.json"
 SCALING_FILE = "scaling.npz"
+DATASET_FILE = "dataset.json"
+STATISTICS_FILE = "statistics.npz"
 INTERMEDIATE_FOLDER = "_intermediate_slices"
+SHUFFLE_FOLDER = "shuffle"
+STAGED_FOLDER = ".staged"
 TARGET_SUM = 1e4  # the contract's total of a normalised cell
 
 ABSENT_VALUE = (

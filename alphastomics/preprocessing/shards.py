@@ -41,8 +41,8 @@ from alphastomics.preprocessing.plan import (
     make_plan,
     order_in_bucket,
 )
-from alphastomics.preprocessing.resume import load, write_receipt
-from alphastomics.preprocessing.schema import SPLITS, shard_name, shard_schema
+from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
+from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name, shard_schema
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
 LONGEST_ROW_GROUP = 8192
@@ -78,7 +78,7 @@ class ShardTask:
 
     split: int
     shard: int
-    data_folder: Path
+    staged_folder: Path
     folder: Path
     num_parts: int
     num_genes: int
@@ -99,9 +99,9 @@ def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int
 def sort_part(task: SortTask) -> dict[str, Any]:
     """Standardise a part and sort it by bucket, unless that is done; return its receipt."""
     done = task.target.with_suffix(".json")
-    receipt = load(done)
-    if receipt is not None and task.target.exists():
-        return dict(receipt)
+    receipt = load_receipt(done)
+    if receipt is not None and is_file_of(task.target, receipt["sha256"]):
+        return receipt
     cells = _renumbered(task, _standardized(task, _read(task.part, task.num_genes)))
     plan = plan_of(task.plan)
     bucket = np.concatenate(
@@ -114,7 +114,8 @@ def sort_part(task: SortTask) -> dict[str, Any]:
     pieces = zip(numbers.tolist(), starts.tolist(), stops, strict=True)
     batches = {number: batch.slice(start, stop - start) for number, start, stop in pieces}
     write_part(task.target, batches)
-    receipt = {"training_positions": _position_moments(cells, plan.split[bucket] == TRAIN)}
+    moments = _position_moments(cells, plan.split[bucket] == TRAIN)
+    receipt = {"training_positions": moments, "sha256": sha256_of(task.target)}
     write_receipt(done, receipt)
     return receipt
 
@@ -187,14 +188,19 @@ def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
-    """Write one shard, unless that is done; return its record for metadata.json."""
+    """Write one shard, unless that is done; return its record for metadata.json.
+
+    It waits in `staged_folder` until all are complete: then they replace older ones together.
+    """
     plan = plan_of(task.plan)
     name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
-    path = task.data_folder / name
+    path = task.staged_folder / name
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
-    receipt = load(done)
-    if receipt is not None and path.exists() and sha256_of(path) == receipt["sha256"]:
-        return dict(receipt)
+    receipt = load_receipt(done)
+    if receipt is not None:
+        places = (path, task.staged_folder.parent / name)
+        if any(is_file_of(place, receipt["sha256"]) for place in places):
+            return receipt
     groups: list[int] = []
     with naming(path), replacing(path) as partial, _writer(partial, task) as writer:
         for bucket in plan.buckets_of(task.split, task.shard):
@@ -204,7 +210,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                 writer.write_table(_table(task, cells.take(rows)))
                 groups.append(len(rows))
     receipt = {
-        "file": f"{task.data_folder.name}/{name}",
+        "file": f"{DATA_FOLDER}/{name}",
         "cells": sum(groups),
         "bytes": path.stat().st_size,
         "sha256": sha256_of(path),

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import coo_array, csr_array
 
-from alphastomics.files import replacing
+from alphastomics.files import replacing, sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, opened, reading, require_finite
 from alphastomics.preprocessing.parts import WORK_BYTES, naming
-from alphastomics.preprocessing.resume import load, write_receipt
+from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
 from alphastomics.preprocessing.survey import BYTES_PER_ENTRY, Survey
 
 SCHEMA = pa.schema({"row": pa.int32(), "column": pa.int32(), "value": pa.float32()})
@@ -38,9 +38,11 @@ class TransposeTask:
 def transpose(task: TransposeTask) -> None:
     """Write the entries of a CSC file by chunks of rows, unless that is done."""
     done = task.folder / f"{task.prefix}.rows.json"
-    if load(done) is not None:
-        return
     chunks = task.survey.chunks()
+    paths = [task.chunk_path(number) for number in range(len(chunks))]
+    receipt = load_receipt(done)
+    if receipt is not None and all(map(is_file_of, paths, receipt["sha256"])):
+        return
     with ExitStack() as files:
         writers = []
         for number in range(len(chunks)):
@@ -50,7 +52,7 @@ def transpose(task: TransposeTask) -> None:
             sink = files.enter_context(pa.OSFile(str(partial), "wb"))
             writers.append(files.enter_context(pa.ipc.new_file(sink, SCHEMA)))
         _deal_out(task.survey, writers)
-    write_receipt(done, {"chunks": len(chunks)})
+    write_receipt(done, {"sha256": [sha256_of(path) for path in paths]})
 
 
 def _deal_out(survey: Survey, writers: list[pa.ipc.RecordBatchFileWriter]) -> None:
