@@ -13,12 +13,12 @@ from lightning.pytorch.loggers.logger import Logger
 from alphastomics.attn_model.accounting import account
 from alphastomics.config import Config, LayerConfig, TrainingConfig
 from alphastomics.diffusion_model.callbacks import (
-    LOGGED_KEY,
     Keeper,
     Progress,
     RunInterrupted,
     StopOnRequest,
     TimeSplit,
+    save_last,
 )
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
@@ -31,6 +31,7 @@ from alphastomics.diffusion_model.checkpoint import (
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.resume import Resumed, require_same_order, resumed_from
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
 from alphastomics.diffusion_model.spread import (
     choose_devices,
@@ -124,8 +125,8 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
     return folder.last
 
 
-def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
-    """Refuse a checkpoint of another model or gene list; return how much its run had logged."""
+def check_resume(path: Path, config: Config, metadata: Metadata) -> Resumed:
+    """Refuse a checkpoint of another model or gene list; return where its run was."""
     content = read_checkpoint(path)
     card = content[OWN_KEY]
     data = config.data.processed_data_dir
@@ -139,8 +140,7 @@ def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
             f"{path}: its network is not the one that the settings describe (first difference: "
             f"{names[0][0]}); use the config.yaml of its run folder"
         )
-    states = content.get("callbacks", {}).values()
-    return next((int(state[LOGGED_KEY]) for state in states if LOGGED_KEY in state), 0)
+    return resumed_from(content, config, path)
 
 
 def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Logger]:
@@ -293,8 +293,11 @@ def train(config: Config, request: Request) -> dict[str, Any]:
         keeper,
         StopOnRequest(folder),
     ]
+    folder.recover()
     checkpoint = resume_path(request, folder)
-    logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
+    asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
+    folder.require_free(checkpoint, **asked)
+    before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     try:
         trainer = make_trainer(config, folder, callbacks, csv_log)
     except RuntimeError as error:
@@ -304,13 +307,16 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     stand_back(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
+        # All that can be refused is, before anything is written.
+        module = make_module(config, metadata)
+        training, validation = make_loaders(config, trainer)
+        module.num_batches = len(training)
+        if before is not None and checkpoint is not None:
+            require_same_order(training, before, checkpoint)
         if first:
-            folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
-            csv_log.start(logged_bytes)
+            folder.prepare(config, checkpoint, **asked)
+            csv_log.start(0 if before is None else before.logged_bytes)
         with folder.running(first=first):
-            module = make_module(config, metadata)
-            training, validation = make_loaders(config, trainer)
-            module.num_batches = len(training)
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split if request.profile else None)
 
@@ -359,7 +365,7 @@ def conclude(
     trainer: pl.Trainer, folder: RunFolder, keeper: Keeper, split: TimeSplit | None
 ) -> dict[str, Any]:
     """Save the end of a run, export the best weights, and write its report."""
-    trainer.save_checkpoint(folder.last)
+    save_last(trainer, folder)
     if not trainer.is_global_zero:
         return {}
     best = keeper.best_path() or folder.last

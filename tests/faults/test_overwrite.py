@@ -1,4 +1,4 @@
-"""--overwrite removes only what the program wrote, never an input, and only for what is complete."""
+"""--overwrite removes only what the program wrote, never an input, and only when replaced."""
 
 import hashlib
 import json
