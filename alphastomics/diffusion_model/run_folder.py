@@ -28,7 +28,10 @@ from alphastomics.files import output_folder, write_text
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
 WRITTEN = ("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json")
 # Files below the run's folder that a run writes; everything else there is the user's.
-OWN_PATTERNS = (*WRITTEN, "checkpoints/last.ckpt", "checkpoints/epoch*-step*.ckpt") + (
+OWN_PATTERNS = (
+    *WRITTEN,
+    "checkpoints/last.ckpt",
+    "checkpoints/epoch*-step*.ckpt",
     "export/model.safetensors",
     "export/config.json",
 )
@@ -127,6 +130,13 @@ class RunFolder:
     def set_aside(self) -> None:
         """Move what a run wrote out of the way, never a user's own file beside it."""
         _move(self.own_files(self.path), self.path, self.replaced)
+
+    @rank_zero_only
+    def recover_if_free(self) -> None:
+        """Do so unless another process is at work here, which is refused."""
+        if self.replaced.is_dir():
+            with output_folder(self.path):
+                self.recover()
 
     @rank_zero_only
     def recover(self) -> None:

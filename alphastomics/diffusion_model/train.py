@@ -293,7 +293,7 @@ def train(config: Config, request: Request) -> dict[str, Any]:
         keeper,
         StopOnRequest(folder),
     ]
-    folder.recover()
+    folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
     folder.require_free(checkpoint, **asked)

@@ -35,6 +35,7 @@ READ_ERRORS = (
     zlib.error,
 )
 SUFFIXES = (".h5ad", ".zarr")
+MISSING_FILTER = ("not registered", "can't open directory", "not available", "unavailable")
 RESAVE = "open and save it again with a current anndata"
 
 
@@ -47,6 +48,12 @@ def reading(path: Path, field: str) -> Iterator[None]:
         raise
     except READ_ERRORS as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if "filter" in said and any(words in said for words in MISSING_FILTER):
+            raise InputError(
+                f"{path}: {field} is compressed with a filter that HDF5 does not have here "
+                f"({said[:200]}): pip install hdf5plugin, open it with `import hdf5plugin`, and "
+                "save it with compression='gzip'"
+            ) from error
         raise InputError(
             f"{path}: {field} cannot be read ({said[:200]}): the file is damaged or was cut short; "
             "copy it again from its source"
@@ -133,6 +140,11 @@ class Frame:
     def __init__(self, path: Path, root: Any, name: str) -> None:
         self.path, self.root, self.name = path, root, name
         with reading(path, name):
+            if "tables" in root and name not in root:
+                raise InputError(
+                    f"{path}: is a SpatialData store, not AnnData: save its table by itself "
+                    "(sdata.tables['table'].write_h5ad(...)) and give that file"
+                )
             if name not in root or not is_group(root[name]):
                 raise InputError(f"{path}: {name} is missing or of a format before 2019: {RESAVE}")
             self.group = root[name]

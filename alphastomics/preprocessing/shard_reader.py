@@ -1,8 +1,10 @@
 """Shards back into cells: row groups of Parquet enter, checked tables of numbers leave."""
 
 import io
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from threading import Lock
 
 import numpy as np
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool, Float32, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
 from alphastomics.preprocessing.schema import METADATA_FILE, SCALING_FILE, Metadata, ShardRecord
@@ -112,8 +114,21 @@ class ShardReader:
         if not (self.metadata.storage == "sparse" and self.metadata.normalization.scale):
             return None
         content = self.folder.read_bytes(SCALING_FILE)
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return absent(arrays["mean"], arrays["std"])
+        where = self.folder.name_of(SCALING_FILE)
+        if sha256(content).hexdigest() != self.metadata.scaling_sha256:
+            raise InputError(
+                f"{where}: its checksum (sha256) is not that of {METADATA_FILE}: it was altered or "
+                "cut short; copy it again, or preprocess again"
+            )
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                mean, std = arrays["mean"], arrays["std"]
+        except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(f"{where}: cannot be read: it is damaged; preprocess again") from error
+        shape = (len(self.metadata.slices), self.metadata.num_genes)
+        if not mean.shape == std.shape == shape or {mean.dtype.kind, std.dtype.kind} != {"f"}:
+            raise InputError(f"{where}: does not hold {shape[0]} slices x {shape[1]} genes")
+        return absent(mean, std)
 
     @cached_property
     def measured_genes(self) -> Bool[np.ndarray, "P G"]:
@@ -143,9 +158,12 @@ class ShardReader:
                 table = file.read_row_group(piece.group, self._columns, use_threads=False)
             return self._cells(table, record, piece)
         except (pa.ArrowException, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
-            said = " ".join(str(error).split())[:150]
+            said = quoted(error, 150)
             where = self.folder.name_of(record.file)
-            raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from error
+            local = self.folder.local is not None
+            raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from (
+                error if local else None
+            )
 
     def dense(self, table: CellTable) -> Float32[np.ndarray, "N G"]:
         """Return the expression of some cells as vectors."""

@@ -126,9 +126,9 @@ def test_a_resume_on_other_data_is_refused_between_epochs_too(run, processed, tm
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     (other / "metadata.json").write_text(text.replace(shard["sha256"], digest))
+    sections = {"training": {"max_epochs": 3}, "data": {"processed_data_dir": str(other)}}
     with pytest.raises(InputError):
-        more = {"training": {"max_epochs": 3}}
-        run("run", LAST, data={"processed_data_dir": str(other)}, **more)
+        run("run", LAST, **sections)
     assert contents(folder) == before
 
 
