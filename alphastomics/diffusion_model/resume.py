@@ -13,9 +13,11 @@ from pydantic import BaseModel
 from alphastomics.config import Config
 from alphastomics.config_file import parse_document
 from alphastomics.diffusion_model.callbacks import LOGGED_KEY
-from alphastomics.diffusion_model.checkpoint import OWN_KEY
+from alphastomics.diffusion_model.checkpoint import OWN_KEY, read_checkpoint, require_same_genes
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.batch_loader import BatchLoader
+from alphastomics.preprocessing.schema import Metadata
 
 # Sections and keys that say what is learned, and how.
 SAME_SECTIONS = ("model", "layer", "diffusion", "masking", "loss")
@@ -33,7 +35,27 @@ class Resumed(NamedTuple):
     loader: dict[str, Any]
 
 
-def resumed_from(content: dict[str, Any], config: Config, path: Path) -> Resumed:
+def check_resume(path: Path, config: Config, metadata: Metadata) -> Resumed:
+    """Refuse a checkpoint of another model or gene list; return where its run was."""
+    content = read_checkpoint(path)
+    data = config.data.processed_data_dir
+    require_same_genes(content[OWN_KEY]["genes"], metadata.genes, path, data)
+    module = AlphaSTomicsModule(config, metadata.num_genes)
+    found = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if found != wanted:
+        names = sorted(set(found.items()) ^ set(wanted.items()))
+        raise InputError(
+            f"{path}: its network is not the one that the settings describe (first difference: "
+            f"{names[0][0]}); use the config.yaml of its run folder"
+        )
+    shapes = dict(enumerate(tuple(value.shape) for value in module.model.parameters()))
+    return resumed_from(content, config, shapes, path)
+
+
+def resumed_from(
+    content: dict[str, Any], config: Config, shapes: dict[int, tuple[int, ...]], path: Path
+) -> Resumed:
     """Read where a run was; refuse settings under which it would be another run."""
     try:
         loop = content["loops"]["fit_loop"]
@@ -43,6 +65,7 @@ def resumed_from(content: dict[str, Any], config: Config, path: Path) -> Resumed
         begun = int(loop["epoch_progress"]["current"]["ready"])
         before = Resumed(logged, begun, {**loader, "loader": dict(loader["loader"])})
         int(loader["batch"]), int(loader["epoch"])
+        require_plain_states(content, shapes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: {DAMAGED}") from error
     if begun > config.training.max_epochs:
@@ -52,6 +75,28 @@ def resumed_from(content: dict[str, Any], config: Config, path: Path) -> Resumed
         )
     require_same_settings(parse_document(content[OWN_KEY]["config"], str(path)), config, path)
     return before
+
+
+def require_plain_states(content: dict[str, Any], shapes: dict[int, tuple[int, ...]]) -> None:
+    """Refuse states of optimizer, schedule and callbacks that are of another kind (TypeError)."""
+    numbers = (int, float)
+    for state in content["optimizer_states"]:
+        for number, moments in state["state"].items():
+            for value in moments.values():
+                is_scalar = isinstance(value, numbers) or value.ndim == 0
+                # A sharded run names its weights; then only the kind is known here.
+                shape = shapes.get(number) if isinstance(number, int) else tuple(value.shape)
+                if not is_scalar and tuple(value.shape) != shape:
+                    raise TypeError("optimizer_states")
+        if not all(isinstance(group, dict) for group in state["param_groups"]):
+            raise TypeError("param_groups")
+    for schedule in content["lr_schedulers"]:
+        if not isinstance(schedule["last_epoch"], int):
+            raise TypeError("lr_schedulers")
+    keeper = content["callbacks"]["Keeper"]
+    losses = [*keeper["best"].values(), keeper["lowest"], keeper["waited"]]
+    if not all(isinstance(value, numbers) for value in losses):
+        raise TypeError("callbacks")
 
 
 def require_same_settings(known: Config, config: Config, path: Path) -> None:

@@ -26,12 +26,10 @@ from alphastomics.diffusion_model.checkpoint import (
     card_of,
     export_weights,
     load_module,
-    read_checkpoint,
-    require_same_genes,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
-from alphastomics.diffusion_model.resume import Resumed, require_same_order, resumed_from
+from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
 from alphastomics.diffusion_model.spread import (
     choose_devices,
@@ -50,6 +48,8 @@ from alphastomics.seeds import seed_everything
 logger = logging.getLogger(__name__)
 # The recipes of docs/benchmarks.md make 545 updates or more.
 ENOUGH_UPDATES = 500
+# What a checkpoint's state of the wrong kind makes of Lightning's restoring.
+RESTORE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
 class Request(NamedTuple):
@@ -65,6 +65,7 @@ class TrainedModule(AlphaSTomicsModule):
 
     genes: list[str]
     num_batches: int
+    has_begun = False
 
     def planned_steps(self) -> int:
         """Count the updates from the length of the loader.
@@ -89,6 +90,10 @@ class TrainedModule(AlphaSTomicsModule):
         """Compile the network that is trained, where asked for; its weights stay where they are."""
         if self.config.training.compile:
             self.model.compile()
+
+    def on_train_start(self) -> None:
+        """Note that everything was restored: what fails from here on is not the checkpoint's."""
+        self.has_begun = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale."""
@@ -123,24 +128,6 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
         logger.info("%s: no checkpoint yet; starting anew", folder.path)
         return None
     return folder.last
-
-
-def check_resume(path: Path, config: Config, metadata: Metadata) -> Resumed:
-    """Refuse a checkpoint of another model or gene list; return where its run was."""
-    content = read_checkpoint(path)
-    card = content[OWN_KEY]
-    data = config.data.processed_data_dir
-    require_same_genes(card["genes"], metadata.genes, path, data)
-    module = AlphaSTomicsModule(config, metadata.num_genes)
-    found = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    if found != wanted:
-        names = sorted(set(found.items()) ^ set(wanted.items()))
-        raise InputError(
-            f"{path}: its network is not the one that the settings describe (first difference: "
-            f"{names[0][0]}); use the config.yaml of its run folder"
-        )
-    return resumed_from(content, config, path)
 
 
 def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Logger]:
@@ -359,6 +346,13 @@ def run_fit(
             )
     except RunInterrupted as stop:
         raise SystemExit(stop.status) from stop
+    except RESTORE_ERRORS as error:
+        if checkpoint is None or module.has_begun or isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{checkpoint}: cannot be resumed from ({type(error).__name__}: {error}): its state of "
+            "optimizer or loops is damaged; resume from another checkpoint"
+        ) from error
 
 
 def conclude(
