@@ -158,9 +158,26 @@ def write_part(path: Path, batches: dict[int, pa.RecordBatch]) -> None:
 
 
 def read_part(content: bytes, num_genes: int) -> Cells:
-    """Read a part of one record batch from the bytes of its file."""
+    """Read a part of one record batch from the bytes of its file; ValueError where it is none."""
     with pa.ipc.open_file(pa.BufferReader(content)) as reader:
-        return from_batch(reader.get_batch(0), num_genes)
+        if not reader.schema.equals(PART_SCHEMA) or reader.num_record_batches != 1:
+            raise ValueError("its columns are not those of a part")
+        batch = reader.get_batch(0)
+    batch.validate(full=True)  # every offset and every letter, before they are used as such
+    index, value = batch["gene_index"], batch["gene_value"]
+    genes = index.flatten().to_numpy()
+    lengths = np.diff(batch["position"].offsets.to_numpy())
+    checks = {
+        "it has missing values": not any(column.null_count for column in batch.columns),
+        "its genes and values differ in number": index.offsets.equals(value.offsets),
+        "it has genes outside the list": not len(genes)
+        or bool(genes.min() >= 0 and genes.max() < num_genes),
+        "its positions have not 3 numbers": bool((lengths == 3).all()),
+    }
+    for said, holds in checks.items():
+        if not holds:
+            raise ValueError(said)
+    return from_batch(batch, num_genes)
 
 
 def read_bucket(path: Path, bucket: int, num_genes: int) -> Cells | None:

@@ -16,7 +16,13 @@ from scipy.sparse import csr_array, vstack
 from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
-from alphastomics.preprocessing.schema import METADATA_FILE, SCALING_FILE, Metadata, ShardRecord
+from alphastomics.preprocessing.schema import (
+    METADATA_FILE,
+    SCALING_FILE,
+    Metadata,
+    ShardRecord,
+    shard_schema,
+)
 
 Rows = slice | np.ndarray
 DAMAGED = "the shard was altered or cut short: copy it again, or preprocess again"
@@ -208,6 +214,7 @@ class ShardReader:
         rows, genes = len(batch), self.metadata.num_genes
         if rows != record.row_groups[piece.group]:
             raise KeyError(f"row group {piece.group} has {rows} rows")
+        self._check_columns(batch)
         expression: np.ndarray | csr_array
         if self.metadata.storage == "dense":
             values = batch["expression"].flatten().to_numpy()
@@ -233,11 +240,33 @@ class ShardReader:
         )
         return whole if len(piece) == rows else whole.take(slice(piece.start, piece.stop))
 
+    def _check_columns(self, batch: pa.RecordBatch) -> None:
+        """Refuse columns of another type, with missing values, or with vectors of other lengths."""
+        with_type = self.metadata.cell_types is not None
+        schema = shard_schema(self.metadata.storage, with_cell_type=with_type)
+        lengths = {"expression": self.metadata.num_genes, "position": 3}
+        for name in batch.schema.names:
+            column, wanted = batch[name], schema.field(name).type
+            is_list = pa.types.is_list(wanted)
+            same = pa.types.is_list(column.type) if is_list else column.type == wanted
+            if not same or (is_list and column.type.value_type != wanted.value_type):
+                raise KeyError(f"{name} is of type {column.type}, not {wanted}")
+            flat = column.flatten() if is_list else column
+            if column.null_count or flat.null_count:
+                raise KeyError(f"{name} has missing values")
+            if name in lengths and (np.diff(column.offsets.to_numpy()) != lengths[name]).any():
+                raise KeyError(f"{name} does not hold {lengths[name]} numbers per cell")
+        numbers = batch["slice_id"].to_numpy()
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.metadata.slices):
+            raise KeyError("slice_id has numbers that are no slice's")
+
     def _sparse(self, batch: pa.RecordBatch, rows: int, genes: int) -> csr_array:
         index = batch["gene_index"]
         indices, offsets = index.flatten().to_numpy(), index.offsets.to_numpy()
         if len(indices) and not (indices.min() >= 0 and indices.max() < genes):
             raise KeyError("gene_index lies outside the gene list")
+        if not index.offsets.equals(batch["gene_value"].offsets):
+            raise KeyError("gene_index and gene_value differ in number")
         values = batch["gene_value"].flatten().to_numpy()
         return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
 

@@ -4,6 +4,7 @@ First each part is sorted by the bucket that its cells go to; then each shard ga
 from all parts, one at a time, permutes each and writes it. Memory holds a part or a bucket.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, quoted
 from alphastomics.files import replacing, sha256_of
 from alphastomics.preprocessing.datasets import Part
 from alphastomics.preprocessing.normalize import (
@@ -123,12 +124,26 @@ def sort_part(task: SortTask) -> dict[str, Any]:
 def _read(part: Part, num_genes: int) -> Cells:
     """Read one of stage 1's parts, and make sure that it is what stage 1 wrote."""
     content = part.path.read_bytes()
-    if sha256_of(part.path) != part.sha256:
+    if hashlib.sha256(content).hexdigest() != part.sha256:
         raise InputError(
             f"{part.path}: is not what stage1 wrote (sha256 differs): run stage1 again with "
             "--overwrite"
         )
-    return read_part(content, num_genes)
+    try:
+        cells = read_part(content, num_genes)
+        expected = np.concatenate(
+            [np.arange(first, first + size) for _, first, size in part.runs], dtype=np.int64
+        )
+        types = cells.cell_type
+        if not np.array_equal(cells.cell_id, expected):
+            raise ValueError("its cells are not those that dataset.json lists")
+        if not -1 <= types.min() <= types.max() < len(part.cell_type_numbers):
+            raise ValueError("it has cell types that are not listed")
+    except (ValueError, pa.ArrowException, OSError, LookupError) as error:
+        raise InputError(
+            f"{part.path}: is damaged ({quoted(error, 150)}): run stage1 again with --overwrite"
+        ) from error
+    return cells
 
 
 def _standardized(task: SortTask, cells: Cells) -> Cells:

@@ -152,7 +152,8 @@ def _put_in_place(output_dir: Path, metadata: Metadata, scaling: dict[str, np.nd
         write_arrays(output_dir / SCALING_FILE, scaling)
         digest = sha256_of(output_dir / SCALING_FILE)
         metadata = metadata.model_copy(update={"scaling_sha256": digest})
-    write_text(output_dir / METADATA_FILE, resume.dump(metadata.model_dump()))
+    record = resume.with_checksum(metadata.model_dump(exclude={resume.CHECKSUM_KEY}))
+    write_text(output_dir / METADATA_FILE, resume.dump(record))
     clear(output_dir)
 
 
