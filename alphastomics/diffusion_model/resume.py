@@ -101,7 +101,9 @@ def require_plain_states(content: dict[str, Any], shapes: dict[int, tuple[int, .
 
 def require_same_settings(known: Config, config: Config, path: Path) -> None:
     """Refuse to go on under other settings than those that the run began with."""
-    pairs = [(known.seed, config.seed, "seed", ("global_seed",))]
+    pairs: list[tuple[BaseModel, BaseModel, str, tuple[str, ...]]] = [
+        (known.seed, config.seed, "seed", ("global_seed",))
+    ]
     pairs += [(getattr(known, name), getattr(config, name), name, ()) for name in SAME_SECTIONS]
     pairs.append((known.training, config.training, "training", SAME_TRAINING))
     for old, new, section, keys in pairs:
