@@ -132,7 +132,7 @@ class TrainedVerbs:
         """
         if isinstance(cells, AnnData):
             return self._predict(cells, "pos_to_expr", keywords)[0].expression
-        place = checked_positions(cells, "positions").astype(np.float32)
+        place = checked_positions(cells, "positions")
         require_enough(len(place), "positions")
         genes = self._trained().genes
         blank = replace(

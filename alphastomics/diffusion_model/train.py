@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
@@ -346,6 +347,12 @@ def run_fit(
             )
     except RunInterrupted as stop:
         raise SystemExit(stop.status) from stop
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise InputError(
+            f"values inside the network are not finite at step {module.global_step}, epoch "
+            f"{module.current_epoch}, in a batch of {module.describe_slices()}; lower --lr, or "
+            "check these slices"
+        ) from error
     except RESTORE_ERRORS as error:
         if checkpoint is None or module.has_begun or isinstance(error, InputError):
             raise

@@ -45,8 +45,8 @@ class Generated:
 
     expression: Float32[np.ndarray, "N G"]
     expression_std: Float32[np.ndarray, "N G"]
-    position: Float32[np.ndarray, "N 3"]
-    position_std: Float32[np.ndarray, "N 3"]
+    position: Float[np.ndarray, "N 3"]
+    position_std: Float[np.ndarray, "N 3"]
     seams: tuple[Seam, ...] = ()
 
 

@@ -146,7 +146,7 @@ def _cells(
     plane = Positions(path, root, task.position_key, cells).rows(task.start, task.stop)
     position = plane
     if task.z is not None:
-        height = np.array(task.z, dtype=np.float32)[slices]
+        height = np.array(task.z, dtype=np.float64)[slices]
         position = np.concatenate([plane, height[:, None]], axis=1)
     return Cells(
         values[order],

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float64, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
 from alphastomics.files import replacing
@@ -29,7 +29,7 @@ PART_SCHEMA = pa.schema(
     {
         "gene_index": vector_of(pa.int32()),
         "gene_value": vector_of(pa.float32()),
-        "position": vector_of(pa.float32()),
+        "position": vector_of(pa.float64()),
         "cell_type": pa.int32(),
         "slice_id": pa.int32(),
         "cell_id": pa.int64(),
@@ -43,7 +43,7 @@ class Cells:
     """A table of cells; `cell_type` is -1 where there is none."""
 
     values: csr_array
-    position: Float32[np.ndarray, "N 3"]
+    position: Float64[np.ndarray, "N 3"]
     cell_type: Int32[np.ndarray, " N"]
     slice_id: Int32[np.ndarray, " N"]
     cell_id: Int64[np.ndarray, " N"]

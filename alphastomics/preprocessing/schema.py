@@ -248,7 +248,7 @@ def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
     )
     columns = {
         **expression,
-        "position": vector_of(pa.float32()),
+        "position": vector_of(pa.float64()),
         **({"cell_type": pa.int32()} if with_cell_type else {}),
         "slice_id": pa.int32(),
         "cell_id": pa.int64(),

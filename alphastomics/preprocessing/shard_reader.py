@@ -10,7 +10,7 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
 from alphastomics.errors import InputError, quoted
@@ -33,7 +33,7 @@ class CellTable:
     """Cells in memory; expression is dense, or CSR until a batch is made of it."""
 
     expression: Float32[np.ndarray, "N G"] | csr_array
-    position: Float32[np.ndarray, "N 3"]
+    position: Float64[np.ndarray, "N 3"]
     cell_type: Int32[np.ndarray, " N"]
     slice_id: Int32[np.ndarray, " N"]
     cell_id: Int64[np.ndarray, " N"]
@@ -223,7 +223,7 @@ class ShardReader:
             expression = values.reshape(rows, genes)
         else:
             expression = self._sparse(batch, rows, genes)
-        places = batch["position"].flatten().to_numpy()
+        places = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
         if len(places) != rows * 3:
             raise KeyError("position does not hold 3 numbers per cell")
         missing = np.full(rows, -1, dtype=np.int32)
@@ -249,7 +249,11 @@ class ShardReader:
             column, wanted = batch[name], schema.field(name).type
             is_list = pa.types.is_list(wanted)
             same = pa.types.is_list(column.type) if is_list else column.type == wanted
-            if not same or (is_list and column.type.value_type != wanted.value_type):
+            if same and is_list:
+                # Version 0.1 wrote positions as float32.
+                older = {pa.float32()} if name == "position" else set()
+                same = column.type.value_type in {wanted.value_type, *older}
+            if not same:
                 raise KeyError(f"{name} is of type {column.type}, not {wanted}")
             flat = column.flatten() if is_list else column
             if column.null_count or flat.null_count:
@@ -290,7 +294,7 @@ def empty_table(cells: int, genes: int) -> CellTable:
     """Return room for dense cells."""
     return CellTable(
         np.empty((cells, genes), dtype=np.float32),
-        np.empty((cells, 3), dtype=np.float32),
+        np.empty((cells, 3), dtype=np.float64),
         np.empty(cells, dtype=np.int32),
         np.empty(cells, dtype=np.int32),
         np.empty(cells, dtype=np.int64),

@@ -169,7 +169,7 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
     numbers = np.array([number for number, _, _ in task.part.runs])
     first_cells = np.array(task.first_cells)[numbers]
     types = np.array([*task.part.cell_type_numbers, -1], dtype=np.int32)
-    heights = np.array([task.heights[number] for number in numbers], dtype=np.float32)  # None: nan
+    heights = np.array([task.heights[number] for number in numbers], dtype=np.float64)  # None: nan
     z = np.repeat(heights, sizes)
     position = np.array(cells.position)
     position[:, 2] = np.where(np.isnan(z), position[:, 2], z)
