@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from anndata import AnnData
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from alphastomics.api.settings import document_of, settled
 from alphastomics.api.setup import (
@@ -88,7 +88,7 @@ class TrainedVerbs:
 
     def predict_positions(
         self, adata: Any, *, reference: Any = None, **keywords: Any
-    ) -> Float32[np.ndarray, "N 2"] | Float32[np.ndarray, "N 3"]:
+    ) -> Float[np.ndarray, "N 2"] | Float[np.ndarray, "N 3"]:
         """Place cells by their expression.
 
         Writes obsm["spatial_pred"], obsm["spatial_std"] and uns["alphastomics"]. Each slice is

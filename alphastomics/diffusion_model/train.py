@@ -32,6 +32,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
 from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
+from alphastomics.diffusion_model.sanity import SanityCheck
 from alphastomics.diffusion_model.spread import (
     choose_devices,
     choose_precision,
@@ -280,6 +281,7 @@ def train(config: Config, request: Request) -> dict[str, Any]:
         *([split] if request.profile else []),
         keeper,
         StopOnRequest(folder),
+        SanityCheck(),
     ]
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)

@@ -42,10 +42,10 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[Framed]) -> None:
     """Write tensors and plain data."""
     content: dict[str, Any] = {
-        "expression": torch.from_numpy(made.expression),
-        "expression_std": torch.from_numpy(made.expression_std),
-        "positions": torch.from_numpy(made.position[:, : cells.dims]),
-        "positions_std": torch.from_numpy(made.position_std[:, : cells.dims]),
+        "expression": torch.tensor(made.expression),
+        "expression_std": torch.tensor(made.expression_std),
+        "positions": torch.tensor(made.position[:, : cells.dims]),
+        "positions_std": torch.tensor(made.position_std[:, : cells.dims]),
         "slice_id": torch.from_numpy(cells.slice_id),
         "slice_names": cells.slice_names,
         "names": cells.names,

@@ -31,6 +31,12 @@ class Drawn(NamedTuple):
     seam: float | None
 
 
+def chunks_of(cells: InputCells, number: int, settings: SamplingConfig, seed: int) -> int:
+    """Count the chunks that a slice is drawn in."""
+    size = int((cells.slice_id == number).sum())
+    return len(plan_chunks(size, settings.max_set_size, stream_seed(seed, "anchors", number)).parts)
+
+
 class SliceSampler:
     """Draws one slice, again and again.
 

@@ -81,7 +81,8 @@ class ShardTask:
     shard: int
     staged_folder: Path
     folder: Path
-    num_parts: int
+    holders: dict[int, tuple[int, ...]]
+    """Which sorted parts hold cells of each bucket of the shard."""
     num_genes: int
     plan: PlanRequest
     storage: str
@@ -116,7 +117,11 @@ def sort_part(task: SortTask) -> dict[str, Any]:
     batches = {number: batch.slice(start, stop - start) for number, start, stop in pieces}
     write_part(task.target, batches)
     moments = _position_moments(cells, plan.split[bucket] == TRAIN)
-    receipt = {"training_positions": moments, "sha256": sha256_of(task.target)}
+    receipt = {
+        "training_positions": moments,
+        "sha256": sha256_of(task.target),
+        "buckets": list(batches),
+    }
     write_receipt(done, receipt)
     return receipt
 
@@ -253,7 +258,7 @@ def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
 
 def _gathered(task: ShardTask, plan: Plan, bucket: int) -> Cells:
     """Collect a bucket's cells from all parts and bring them into their final order."""
-    paths = (task.folder / f"sorted-{number:06d}.arrow" for number in range(task.num_parts))
+    paths = (task.folder / f"sorted-{number:06d}.arrow" for number in task.holders[bucket])
     found = (read_bucket(path, bucket, task.num_genes) for path in paths)
     cells = joined([table for table in found if table is not None])
     by_id = np.argsort(cells.cell_id, kind="stable")

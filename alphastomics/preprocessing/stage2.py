@@ -21,6 +21,7 @@ from alphastomics.preprocessing.datasets import Merged, merge, scaling_of
 from alphastomics.preprocessing.normalize import Moments, absent, merged
 from alphastomics.preprocessing.parts import naming, rows_that_fit, write_arrays
 from alphastomics.preprocessing.plan import Plan, PlanRequest
+from alphastomics.preprocessing.position_checks import warn_of_positions
 from alphastomics.preprocessing.schema import (
     ABSENT_VALUE,
     DATA_FOLDER,
@@ -188,10 +189,12 @@ def _act(
             sort_tasks(datasets, asked, shuffle),
             lambda task: advance(task.part.cells),
         )
-    tasks = shard_tasks(options, datasets, asked, staged.resolve(), shuffle)
+    holders = holders_of(sorted_parts)
+    tasks = shard_tasks(options, datasets, asked, staged.resolve(), shuffle, holders)
     with track("stage 2, write", len(tasks), "shards") as advance:
         shards = crew.run(write_shard, tasks, lambda _: advance(1))
     moments = [found for part in sorted_parts for found in part["training_positions"]]
+    warn_of_positions(moments, [record["name"] for record in datasets.slices])
     return metadata_of(options, datasets, plan, shards, moments, request), scaling
 
 
@@ -250,8 +253,22 @@ def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[Sort
     ]
 
 
+def holders_of(sorted_parts: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Return the sorted parts that hold cells of each bucket: in layout `slice` these are few."""
+    holders: dict[int, list[int]] = {}
+    for number, part in enumerate(sorted_parts):
+        for bucket in part["buckets"]:
+            holders.setdefault(bucket, []).append(number)
+    return holders
+
+
 def shard_tasks(
-    options: PreprocessingConfig, datasets: Merged, asked: PlanRequest, staged: Path, shuffle: Path
+    options: PreprocessingConfig,
+    datasets: Merged,
+    asked: PlanRequest,
+    staged: Path,
+    shuffle: Path,
+    holders: dict[int, list[int]],
 ) -> list[ShardTask]:
     """List the shards to be written."""
     plan = plan_of(asked)
@@ -262,7 +279,7 @@ def shard_tasks(
             shard=shard,
             staged_folder=staged,
             folder=shuffle,
-            num_parts=len(datasets.parts),
+            holders={bucket: tuple(holders[bucket]) for bucket in plan.buckets_of(split, shard)},
             num_genes=len(datasets.genes),
             plan=asked,
             storage=options.storage,

@@ -25,7 +25,7 @@ class Placed:
     """
 
     position: Float[np.ndarray, "N 3"]
-    error: Float32[np.ndarray, " N"]
+    error: Float[np.ndarray, " N"]
     spread: Float32[np.ndarray, " N"] | None
 
 
@@ -57,8 +57,8 @@ class Path:
 
     rows: Int64[np.ndarray, " M"]
     time: Float[np.ndarray, " F"]
-    noisy: Float32[np.ndarray, "F M 3"]
-    clean: Float32[np.ndarray, "F M 3"]
+    noisy: Float[np.ndarray, "F M 3"]
+    clean: Float[np.ndarray, "F M 3"]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import resource
 import shutil
 import warnings
+import weakref
 from pathlib import Path
 
 import anndata
@@ -293,3 +294,96 @@ def test_a_target_that_cannot_be_written_is_noticed_before_the_work(
     where = (tiny.run,) if command == "report" else ()
     given = model(tiny)[: 2 if command == "report" else 4]
     refused(door(command, *where, *given, *lines[command]), "Permission denied")
+
+
+def test_slices_in_other_units_and_without_extent_are_named(tmp_path, caplog):
+    slices = {f"s{number}": make_slice(40, 12, number) for number in range(4)}
+    slices["s1"].obsm["spatial"] = slices["s1"].obsm["spatial"] * 1000
+    slices["s2"].obsm["spatial"] = slices["s2"].obsm["spatial"] * 0 + 7
+    run(write(tmp_path / "in", **slices), tmp_path / "out")
+    said = [record.message for record in caplog.records]
+    assert any("times as wide as most (first s1)" in line for line in said)
+    assert any("at one position (first s2)" in line for line in said)
+
+
+def test_data_from_which_nothing_can_be_learned_is_said(tmp_path):
+    from alphastomics.diffusion_model.sanity import without_variation
+    from alphastomics.preprocessing.batch_loader import create_dataloaders
+
+    data = make_slice(60, 12, 1)
+    data.X = data.X * 0 + 3 if isinstance(data.X, np.ndarray) else data.X.multiply(0).tocsr()
+    data.obsm["spatial"] = data.obsm["spatial"] * 0 + 5
+    run(write(tmp_path / "in", only=data), tmp_path / "out")
+    training, *_ = create_dataloaders(tmp_path / "out", batch_size=16, num_workers=0)
+    said = " ".join(without_variation(next(iter(training))))
+    assert "genes are constant" in said
+    assert "at one position" in said
+
+
+def test_skipped_updates_are_said(tiny: Tiny, door, work, monkeypatch):
+    from alphastomics.diffusion_model.module import AlphaSTomicsModule
+
+    original = AlphaSTomicsModule.on_after_backward
+
+    def broken(self):
+        original(self)
+        next(self.model.parameters()).grad.fill_(torch.nan)
+
+    monkeypatch.setattr(AlphaSTomicsModule, "on_after_backward", broken)
+    config = tiny.config.read_text().replace("max_epochs: 1", "max_epochs: 1, on_nonfinite: skip")
+    (work / "skip.yaml").write_text(config)
+    outcome = door("train", "--config", "skip.yaml")
+    done(outcome)
+    assert "updates were skipped" in outcome.err
+
+
+def most_samples_alive(num_samples: int, module, cells) -> int:
+    """Generate, and count how many samples were in memory at once."""
+    from alphastomics.config import SamplingConfig
+    from alphastomics.generation.generate import generate
+    from alphastomics.generation.slices import SliceSampler
+
+    living: list[weakref.ref] = []
+    most = 0
+    original = SliceSampler.draw
+
+    def counted(self, *args):
+        nonlocal most
+        found = original(self, *args)
+        living.append(weakref.ref(found.cells.position))
+        most = max(most, sum(sample() is not None for sample in living))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SliceSampler, "draw", counted)
+        settings = SamplingConfig(num_steps=2, num_samples=num_samples)
+        made = generate(module, cells, "expr_to_pos", settings, 1)
+    assert np.shares_memory(made.expression, cells.expression)
+    return most
+
+
+def test_generating_keeps_few_samples_in_memory_however_many_are_asked_for(tiny: Tiny):
+    from alphastomics.generation.cells import Blank, blank_cells
+    from alphastomics.generation.commands import load_for_use
+
+    module, genes = load_for_use(tiny.checkpoint)
+    cells = blank_cells(Blank(50), len(genes), dims=2)
+    assert most_samples_alive(4, module, cells) == most_samples_alive(12, module, cells) <= 3
+
+
+def test_layout_slice_opens_only_the_parts_that_hold_a_bucket(tmp_path, monkeypatch):
+    from alphastomics.preprocessing import shards
+
+    slices = {f"s{number:02d}": make_slice(20, 12, number) for number in range(12)}
+    source = write(tmp_path / "in", **slices)
+    opened: list[Path] = []
+    original = shards.read_bucket
+
+    def counted(path, bucket, num_genes):
+        opened.append(path)
+        return original(path, bucket, num_genes)
+
+    monkeypatch.setattr(shards, "read_bucket", counted)
+    run(source, tmp_path / "out", layout="slice")
+    assert len(cells_of(tmp_path / "out")) == 240
+    assert len(opened) <= 3 * 12
