@@ -113,8 +113,7 @@ def test(call: Call) -> str:
     from alphastomics.generation.commands import test as run_test
 
     arguments = call.arguments
-    if arguments.output is not None and arguments.output.exists() and not arguments.overwrite:
-        raise InputError(f"{arguments.output}: exists; add --overwrite, or name another --output")
+    require_free_outputs(arguments)
     tested = {
         "checkpoint": arguments.checkpoint,
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
@@ -128,6 +127,18 @@ def test(call: Call) -> str:
 
         lines.append(f"report: {report_of_test(call.config, **tested, scored=scores)}")
     return "\n".join(lines)
+
+
+def require_free_outputs(arguments: Any) -> None:
+    """Refuse to replace the file that was named, or a page beside it, without --overwrite."""
+    from alphastomics.report.commands import page_beside
+
+    if arguments.output is None or arguments.overwrite:
+        return
+    pages = [] if arguments.no_report else [page_beside(arguments.output)]
+    for path in (arguments.output, *pages):
+        if path.exists():
+            raise InputError(f"{path}: exists; add --overwrite, or name another --output")
 
 
 def report(call: Call) -> str:

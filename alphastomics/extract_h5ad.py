@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config, ExtractConfig
@@ -23,9 +23,16 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.extract import Request, embedding, require_place, stored, summary
+from alphastomics.extract import (
+    Request,
+    embedding,
+    require_finite_rows,
+    require_place,
+    stored,
+    summary,
+)
 from alphastomics.extract_files import write_obsm
-from alphastomics.files import replacing, require_file
+from alphastomics.files import replacing, require_file, require_space
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
 from alphastomics.preprocessing.guard import guarded
@@ -98,6 +105,7 @@ def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
         shape = embed_cells(module, genes, path, config, set_size, rows)
+        require_space(output.parent, rows.stat().st_size + path.stat().st_size)
         with replacing(output) as partial:
             shutil.copyfile(path, partial)
             with h5py.File(partial, "r+") as file:
@@ -221,6 +229,7 @@ def embed_file(
                 expression = standardised(values[rows], moment, source.measured)
                 batch = batch_of(expression, position[rows], source.measured)
                 found = embedding(module, batch.to(module.device), mode)[0].float().cpu().numpy()
+                require_finite_rows(found)
                 if made is None:
                     made = np.empty((stop - start, *found.shape[1:]), np.float32)
                 made[rows] = found
@@ -254,7 +263,7 @@ def standardised(
 
 def batch_of(
     expression: Float32[np.ndarray, "M G"],
-    position: Float32[np.ndarray, "M 3"],
+    position: Float[np.ndarray, "M 3"],
     measured: Bool[np.ndarray, " G"],
 ) -> DataHolder:
     """Wrap the cells of one set."""

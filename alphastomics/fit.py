@@ -156,7 +156,7 @@ def held_out_run(
 def refuse_another_run(folder: RunFolder, request: Request) -> None:
     """Refuse a folder with another run before any work is done, as `train` does."""
     if folder.exists() and request.resume is None and not request.overwrite:
-        folder.refuse()
+        folder.require_free(None, resume=False, overwrite=False)
 
 
 def chosen_epochs(summary: dict[str, Any], planned: int) -> int:

@@ -17,6 +17,7 @@ shifted at random, as real slices lie on a slide. docs/simulation.md says what e
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -348,13 +349,36 @@ def write_tissue(
 def check_folder(
     settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
 ) -> None:
-    """Refuse a folder that holds another tissue."""
+    """Refuse a folder that holds another tissue, and to write over files that are not ours."""
     slices = sorted(output_dir.glob("*.h5ad"))
     if slices and not overwrite and not is_of(output_dir / RECORD_FILE, settings, seed):
         raise InputError(
             f"{output_dir}: holds {len(slices)} .h5ad file(s) of something else "
-            f"(first {slices[0].name}); choose an empty folder or add --overwrite"
+            f"(first {slices[0].name}); choose an empty folder, or add --overwrite to replace what "
+            "`simulate` wrote there"
         )
+    names = {f"{slice_name(settings, index)}.h5ad" for index in range(settings.slices)}
+    for path in slices:
+        if overwrite and path.name in names - own_slices(output_dir):
+            raise InputError(
+                f"{path}: was not written by simulate, and is not replaced by --overwrite either: "
+                "choose another --output_dir, or move it away"
+            )
+
+
+def own_slices(output_dir: Path) -> set[str]:
+    """Name the slices that a folder's record lists: those this command wrote."""
+    record = output_dir / RECORD_FILE
+    try:
+        known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        number = int(known.get("slices", 0)) if isinstance(known, dict) else 0
+    except (ValueError, TypeError, RecursionError):
+        return set()
+    width = len(str(max(number - 1, 0)))
+    names = (path.name for path in output_dir.glob("slice_*.h5ad"))
+    digits = re.compile(rf"slice_(\d{{{width}}})\.h5ad", re.ASCII)
+    found = ((name, digits.fullmatch(name)) for name in names)
+    return {name for name, match in found if match and int(match[1]) < number}
 
 
 def prepare_folder(
@@ -364,9 +388,8 @@ def prepare_folder(
     for leftover in output_dir.glob(f".*{PARTIAL_SUFFIX}"):
         leftover.unlink()
     if overwrite:
-        # Only what this command wrote is its to remove.
-        for path in output_dir.glob("slice_*.h5ad"):
-            path.unlink()
+        for name in own_slices(output_dir):
+            (output_dir / name).unlink()
     write_text(output_dir / RECORD_FILE, record_of(settings, seed))
 
 

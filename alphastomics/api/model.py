@@ -108,6 +108,8 @@ class AlphaSTomics(TrainedVerbs):
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         else:
             self._folder = Path(folder)
+            if self._folder.exists() and not self._folder.is_dir():
+                raise InputError(f"folder: {folder} is a file; name a folder for the run")
         self._is_own_folder = folder is None
 
     @classmethod

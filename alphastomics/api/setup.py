@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData, ImplicitModificationWarning
+from scipy.sparse import issparse
 
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
@@ -171,10 +172,17 @@ def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Observation names are not unique")
         # A copy: a view of a matrix is of a class that cannot be written.
-        cells = AnnData(values.copy(), obs=obs, var=var)
+        cells = AnnData(rows_of_cells(values), obs=obs, var=var)
         if setup.position_key is not None:
             cells.obsm[POSITION] = np.asarray(adata.obsm[setup.position_key])
         write_h5ad(path, cells, compression=None)
+
+
+def rows_of_cells(values: Any) -> Any:
+    """Return a copy of a matrix in a form that AnnData holds: COO and the like become CSR."""
+    if issparse(values) and values.format not in ("csr", "csc"):
+        return values.tocsr()
+    return values.copy()
 
 
 def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) -> Any:

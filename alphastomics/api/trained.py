@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from anndata import AnnData
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from alphastomics.api.settings import document_of, settled
 from alphastomics.api.setup import (
@@ -89,7 +89,7 @@ class TrainedVerbs:
 
     def predict_positions(
         self, adata: Any, *, reference: Any = None, **keywords: Any
-    ) -> Float32[np.ndarray, "N 2"] | Float32[np.ndarray, "N 3"]:
+    ) -> Float[np.ndarray, "N 2"] | Float[np.ndarray, "N 3"]:
         """Place cells by their expression.
 
         Writes obsm["spatial_pred"], obsm["spatial_std"] and uns["alphastomics"]. Each slice is
@@ -133,7 +133,7 @@ class TrainedVerbs:
         """
         if isinstance(cells, AnnData):
             return self._predict(cells, "pos_to_expr", keywords)[0].expression
-        place = checked_positions(cells, "positions").astype(np.float32)
+        place = checked_positions(cells, "positions")
         require_enough(len(place), "positions")
         genes = self._trained().genes
         blank = replace(

@@ -40,7 +40,31 @@ def validation_follows(trainer: pl.Trainer) -> bool:
     return trainer.is_last_batch and trainer.enable_validation and due
 
 
-class Keeper(pl.Callback):
+def save_last(trainer: pl.Trainer, folder: RunFolder) -> None:
+    """Write the checkpoint that a resumed run goes on from; a run that it replaces can go now."""
+    trainer.save_checkpoint(folder.last)
+    folder.discard_replaced()
+
+
+class Updates(pl.Callback):
+    """Tells whether the batch that has just ended updated the weights.
+
+    Between updates gradients add up (`accumulate_grad_batches`), and a checkpoint does not hold
+    them: only one of an update can be resumed to the same weights.
+    """
+
+    step_before = -1
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_args: Any) -> None:
+        """Remember how many updates there were."""
+        self.step_before = trainer.global_step
+
+    def just_updated(self, trainer: pl.Trainer) -> bool:
+        """Say whether there has been one since."""
+        return trainer.global_step > self.step_before
+
+
+class Keeper(Updates):
     """Keeps the last checkpoint every few steps and the best ones by validation loss.
 
     It also stops a run whose validation loss no longer falls: the losses are in its hands, and with
@@ -73,25 +97,33 @@ class Keeper(pl.Callback):
         self.best = {name: loss for name, loss in state_dict["best"].items() if name in files}
         self.lowest, self.waited = state_dict["lowest"], state_dict["waited"]
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave a run that had stopped early, and is resumed, as it is."""
+        self.stop_early(trainer)
+
+    def stop_early(self, trainer: pl.Trainer) -> None:
+        """Stop when validation no longer improves."""
+        if self.patience is not None and self.waited >= self.patience:
+            logger.info("stopping early: validation has not improved for %d epochs", self.waited)
+            trainer.should_stop = True
+
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
         """Write the last checkpoint when it is due."""
         step = trainer.global_step
-        due = step != self.saved_step and step % self.every == 0
+        due = step != self.saved_step and step % self.every == 0 and self.just_updated(trainer)
         if due and not validation_follows(trainer):
             self.saved_step = step
-            trainer.save_checkpoint(self.folder.last)
+            save_last(trainer, self.folder)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the last checkpoint, and a good one; stop when nothing improves any more."""
         loss = float(trainer.callback_metrics[MONITORED])
         self.waited = 0 if loss < self.lowest else self.waited + 1
         self.lowest = min(loss, self.lowest)
-        if self.patience is not None and self.waited >= self.patience:
-            logger.info("stopping early: validation has not improved for %d epochs", self.waited)
-            trainer.should_stop = True
+        self.stop_early(trainer)
         self.keep(trainer, loss)
         self.saved_step = trainer.global_step
-        trainer.save_checkpoint(self.folder.last)
+        save_last(trainer, self.folder)
 
     def keep(self, trainer: pl.Trainer, loss: float) -> None:
         """Write a checkpoint if it is among the best, and remove what is no longer."""
@@ -117,8 +149,8 @@ class Keeper(pl.Callback):
         return self.folder.checkpoints / min(self.best, key=lambda key: self.best[key])
 
 
-class StopOnRequest(pl.Callback):
-    """On SIGTERM or Ctrl-C: finish the step, save, mark the run interrupted, and leave."""
+class StopOnRequest(Updates):
+    """On SIGTERM or Ctrl-C: finish the update, save, mark the run interrupted, and leave."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -137,8 +169,8 @@ class StopOnRequest(pl.Callback):
         self.received = number
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
-        """Stop between two steps."""
-        if not validation_follows(trainer):
+        """Stop between two updates."""
+        if self.just_updated(trainer) and not validation_follows(trainer):
             self.stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -151,7 +183,7 @@ class StopOnRequest(pl.Callback):
         if trainer.world_size > 1:
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
-            trainer.save_checkpoint(self.folder.last)
+            save_last(trainer, self.folder)
             if trainer.is_global_zero:
                 self.folder.mark("interrupted", step=trainer.global_step)
             logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)

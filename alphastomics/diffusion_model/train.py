@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
 from alphastomics.config import Config, LayerConfig
 from alphastomics.diffusion_model.callbacks import (
-    LOGGED_KEY,
     Keeper,
     Progress,
     RunInterrupted,
     StopOnRequest,
     TimeSplit,
+    save_last,
 )
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
@@ -26,12 +27,12 @@ from alphastomics.diffusion_model.checkpoint import (
     card_of,
     export_weights,
     load_module,
-    read_checkpoint,
-    require_same_genes,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
+from alphastomics.diffusion_model.sanity import SanityCheck
 from alphastomics.diffusion_model.slice_preparation import rotate_slices, slice_smoother
 from alphastomics.diffusion_model.spread import (
     choose_devices,
@@ -49,8 +50,8 @@ from alphastomics.preprocessing.schema import Metadata
 from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
-REGISTRATION_CELLS = 200_000
-LEAST_REGISTERED = 10
+# What a checkpoint's state of the wrong kind makes of Lightning's restoring.
+RESTORE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
 class Request(NamedTuple):
@@ -66,6 +67,7 @@ class TrainedModule(AlphaSTomicsModule):
 
     genes: list[str]
     num_batches: int
+    has_begun = False
 
     def planned_steps(self) -> int:
         """Count the updates from the length of the loader.
@@ -90,6 +92,10 @@ class TrainedModule(AlphaSTomicsModule):
         """Compile the network that is trained, where asked for; its weights stay where they are."""
         if self.config.training.compile:
             self.model.compile()
+
+    def on_train_start(self) -> None:
+        """Note that everything was restored: what fails from here on is not the checkpoint's."""
+        self.has_begun = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale."""
@@ -124,25 +130,6 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
         logger.info("%s: no checkpoint yet; starting anew", folder.path)
         return None
     return folder.last
-
-
-def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
-    """Refuse a checkpoint of another model or gene list; return how much its run had logged."""
-    content = read_checkpoint(path)
-    card = content[OWN_KEY]
-    data = config.data.processed_data_dir
-    require_same_genes(card["genes"], metadata.genes, path, data)
-    module = AlphaSTomicsModule(config, metadata.num_genes)
-    found = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    if found != wanted:
-        names = sorted(set(found.items()) ^ set(wanted.items()))
-        raise InputError(
-            f"{path}: its network is not the one that the settings describe (first difference: "
-            f"{names[0][0]}); use the config.yaml of its run folder"
-        )
-    states = content.get("callbacks", {}).values()
-    return next((int(state[LOGGED_KEY]) for state in states if LOGGED_KEY in state), 0)
 
 
 def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Logger]:
@@ -313,9 +300,13 @@ def train(
         *([split] if request.profile else []),
         keeper,
         StopOnRequest(folder),
+        SanityCheck(),
     ]
+    folder.recover_if_free()
     checkpoint = resume_path(request, folder)
-    logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
+    asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
+    folder.require_free(checkpoint, **asked)
+    before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     try:
         trainer = make_trainer(config, folder, callbacks, csv_log)
     except RuntimeError as error:
@@ -325,16 +316,19 @@ def train(
     stand_back(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
+        # All that can be refused is, before anything is written.
+        module = make_module(config, metadata)
+        training, validation = make_loaders(config, metadata, trainer, holdout)
+        if config.diffusion.position_frame == "registered":
+            rotate_slices(module, training.reader, config.seed.global_seed)
+        module.num_batches = len(training)
+        progress.total = training.num_cells * config.training.max_epochs
+        if before is not None and checkpoint is not None:
+            require_same_order(training, before, checkpoint)
         if first:
-            folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
-            csv_log.start(logged_bytes)
+            folder.prepare(config, checkpoint, **asked)
+            csv_log.start(0 if before is None else before.logged_bytes)
         with folder.running(first=first):
-            module = make_module(config, metadata)
-            training, validation = make_loaders(config, metadata, trainer, holdout)
-            if config.diffusion.position_frame == "registered":
-                rotate_slices(module, training.reader, config.seed.global_seed)
-            module.num_batches = len(training)
-            progress.total = training.num_cells * config.training.max_epochs
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split if request.profile else None)
 
@@ -376,13 +370,26 @@ def run_fit(
             )
     except RunInterrupted as stop:
         raise SystemExit(stop.status) from stop
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise InputError(
+            f"values inside the network are not finite at step {module.global_step}, epoch "
+            f"{module.current_epoch}, in a batch of {module.describe_slices()}; lower --lr, or "
+            "check these slices"
+        ) from error
+    except RESTORE_ERRORS as error:
+        if checkpoint is None or module.has_begun or isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{checkpoint}: cannot be resumed from ({type(error).__name__}: {error}): its state of "
+            "optimizer or loops is damaged; resume from another checkpoint"
+        ) from error
 
 
 def conclude(
     trainer: pl.Trainer, folder: RunFolder, keeper: Keeper, split: TimeSplit | None
 ) -> dict[str, Any]:
     """Save the end of a run, export the best weights, and write its report."""
-    trainer.save_checkpoint(folder.last)
+    save_last(trainer, folder)
     if not trainer.is_global_zero:
         return {}
     best = keeper.best_path() or folder.last

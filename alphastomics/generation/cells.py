@@ -3,6 +3,7 @@
 Expression is brought to what the checkpoint was trained on: its genes, its normalisation.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config
@@ -31,7 +32,11 @@ from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 
+logger = logging.getLogger(__name__)
+
 LEAST_CELLS = 2
+BLOCK_ROWS = 4096
+SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class InputCells:
 
     expression: Float32[np.ndarray, "N G"]
     measured: Bool[np.ndarray, "S G"]
-    position: Float32[np.ndarray, "N 3"] | None
+    position: Float[np.ndarray, "N 3"] | None
     dims: int
     slice_id: Int64[np.ndarray, " N"]
     slice_names: list[str]
@@ -166,7 +171,7 @@ def read_h5ad(
 
 def read_positions(
     path: Path, root: Any, key: str, cells: int
-) -> Float32[np.ndarray, "N C"] | None:
+) -> Float64[np.ndarray, "N C"] | None:
     """Read coordinates where there are any: dissociated cells have none."""
     if "obsm" not in root or key not in root["obsm"]:
         return None
@@ -194,18 +199,63 @@ def scaled(
     values: csr_array, slice_id: Int64[np.ndarray, " N"], num_slices: int
 ) -> Float32[np.ndarray, "N G"]:
     """Standardise each gene within its slice, as preprocessing does."""
-    dense = values.toarray().astype(np.float64)
+    dense = values.toarray().astype(np.float32, copy=False)
     for number in range(num_slices):
         rows = np.flatnonzero(slice_id == number)
         moments = moments_of_sparse(values[rows])
-        dense[rows] = (dense[rows] - moments.mean) / standard_deviation(moments)
-    return dense.astype(np.float32)
+        deviation = standard_deviation(moments)
+        # A block at a time: float64 takes twice the memory of the whole.
+        for block in np.array_split(rows, max(len(rows) // BLOCK_ROWS, 1)):
+            dense[block] = (dense[block].astype(np.float64) - moments.mean) / deviation
+    return dense
 
 
 def require_enough(cells: int, where: object) -> None:
     """Refuse inputs that make no tissue."""
     if cells < LEAST_CELLS:
         raise InputError(f"{where}: {cells} cell(s); at least {LEAST_CELLS} are needed")
+
+
+def with_enough_cells(cells: InputCells, least: int) -> InputCells:
+    """Leave out slices that are too small to be scored, and name them."""
+    sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
+    kept = np.flatnonzero(sizes >= least)
+    small = [cells.slice_names[number] for number in np.flatnonzero(sizes < least)]
+    if not small:
+        return cells
+    shown = ", ".join(small[:SHOWN]) + (", …" if len(small) > SHOWN else "")
+    if not len(kept):
+        raise InputError(
+            f"test: no slice has the {least} cells that the scores need (largest {sizes.max()}); "
+            "take a larger --split, or slices with more cells"
+        )
+    logger.warning(
+        "%d slices have fewer than %d cells, and are not scored: %s", len(small), least, shown
+    )
+    rows = np.flatnonzero(np.isin(cells.slice_id, kept))
+    return InputCells(
+        cells.expression[rows],
+        cells.measured[kept],
+        None if cells.position is None else cells.position[rows],
+        cells.dims,
+        np.searchsorted(kept, cells.slice_id[rows]).astype(np.int64),
+        [cells.slice_names[number] for number in kept],
+        [cells.names[row] for row in rows],
+        None if cells.cell_type is None else cells.cell_type[rows],
+    )
+
+
+def centred(cells: InputCells, known: InputCells | None) -> tuple[InputCells, InputCells | None]:
+    """Move all positions by one vector to the origin, where float32 has all its digits.
+
+    Scores compare positions with one another; where the origin lies is nothing to them.
+    """
+    if cells.position is None:
+        return cells, known
+    origin = cells.position.mean(0, dtype=np.float64)
+    parts = [cells] if known is None or known.position is None else [cells, known]
+    moved = [replace(part, position=part.position - origin) for part in parts]
+    return moved[0], moved[1] if len(moved) > 1 else known
 
 
 def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
@@ -262,7 +312,7 @@ def read_pt(path: Path, num_genes: int) -> InputCells:
     if position is not None and position.shape not in ((cells, 2), (cells, 3)):
         raise InputError(f"{path}: positions have shape {tuple(position.shape)}, not (N, 2 or 3)")
     values = torch.zeros(cells, num_genes) if expression is None else expression.float()
-    place = None if position is None else position.detach().float().numpy()
+    place = None if position is None else position.detach().double().numpy()
     return InputCells(
         values.detach().numpy(),
         np.ones((1, num_genes), dtype=bool),

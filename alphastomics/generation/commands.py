@@ -203,10 +203,11 @@ def test(
     config: Config, *, checkpoint: Path, input_data: Path, split: str, output: Path | None
 ) -> dict[str, Any]:
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
+    target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
+    refuse_existing(target, overwrite=True)
     module, genes = load_for_use(checkpoint)
     cells = read_cells(input_data, module, genes, config, split)
     known = training_cells(module, genes)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
-    target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

@@ -34,7 +34,7 @@ from alphastomics.generation.baselines import (
     expression_baselines,
     position_baselines,
 )
-from alphastomics.generation.cells import InputCells
+from alphastomics.generation.cells import InputCells, centred, with_enough_cells
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import modes_of
 from alphastomics.generation.products import Products, both_products
@@ -52,11 +52,7 @@ def evaluate(
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth."""
     if cells.position is None:
         raise InputError("test: the input has no coordinates to compare with")
-    smallest = min(len(cells.rows_of(number)) for number in range(len(cells.slice_names)))
-    if smallest <= NEIGHBOURS:
-        raise InputError(
-            f"test: a slice has {smallest} cells; the scores need more than {NEIGHBOURS}"
-        )
+    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = modes_of(module)
     if "expr_to_pos" in able:

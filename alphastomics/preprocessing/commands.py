@@ -60,6 +60,7 @@ def preprocess(
             done = _finished(output_dir, known, [request], second_stage.request_of(options, seed))
             if done is not None:
                 return done
+        second_stage.require_ours(output_dir)
         middle = output_dir / INTERMEDIATE_FOLDER
         first_stage.run(
             options,

@@ -1,20 +1,28 @@
 """Shards back into cells: row groups of Parquet enter, checked tables of numbers leave."""
 
 import io
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
-from alphastomics.preprocessing.schema import METADATA_FILE, SCALING_FILE, Metadata, ShardRecord
+from alphastomics.preprocessing.schema import (
+    METADATA_FILE,
+    SCALING_FILE,
+    Metadata,
+    ShardRecord,
+    shard_schema,
+)
 
 Rows = slice | np.ndarray
 DAMAGED = "the shard was altered or cut short: copy it again, or preprocess again"
@@ -25,7 +33,7 @@ class CellTable:
     """Cells in memory; expression is dense, or CSR until a batch is made of it."""
 
     expression: Float32[np.ndarray, "N G"] | csr_array
-    position: Float32[np.ndarray, "N 3"]
+    position: Float64[np.ndarray, "N 3"]
     cell_type: Int32[np.ndarray, " N"]
     slice_id: Int32[np.ndarray, " N"]
     cell_id: Int64[np.ndarray, " N"]
@@ -114,8 +122,21 @@ class ShardReader:
         if not (self.metadata.storage == "sparse" and self.metadata.normalization.scale):
             return None
         content = self.folder.read_bytes(SCALING_FILE)
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return absent(arrays["mean"], arrays["std"])
+        where = self.folder.name_of(SCALING_FILE)
+        if sha256(content).hexdigest() != self.metadata.scaling_sha256:
+            raise InputError(
+                f"{where}: its checksum (sha256) is not that of {METADATA_FILE}: it was altered or "
+                "cut short; copy it again, or preprocess again"
+            )
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                mean, std = arrays["mean"], arrays["std"]
+        except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(f"{where}: cannot be read: it is damaged; preprocess again") from error
+        shape = (len(self.metadata.slices), self.metadata.num_genes)
+        if not mean.shape == std.shape == shape or {mean.dtype.kind, std.dtype.kind} != {"f"}:
+            raise InputError(f"{where}: does not hold {shape[0]} slices x {shape[1]} genes")
+        return absent(mean, std)
 
     @cached_property
     def measured_genes(self) -> Bool[np.ndarray, "P G"]:
@@ -145,9 +166,12 @@ class ShardReader:
                 table = file.read_row_group(piece.group, self._columns, use_threads=False)
             return self._cells(table, record, piece)
         except (pa.ArrowException, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
-            said = " ".join(str(error).split())[:150]
+            said = quoted(error, 150)
             where = self.folder.name_of(record.file)
-            raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from error
+            local = self.folder.local is not None
+            raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from (
+                error if local else None
+            )
 
     def dense(self, table: CellTable) -> Float32[np.ndarray, "N G"]:
         """Return the expression of some cells as vectors."""
@@ -192,6 +216,7 @@ class ShardReader:
         rows, genes = len(batch), self.metadata.num_genes
         if rows != record.row_groups[piece.group]:
             raise KeyError(f"row group {piece.group} has {rows} rows")
+        self._check_columns(batch)
         expression: np.ndarray | csr_array
         if self.metadata.storage == "dense":
             values = batch["expression"].flatten().to_numpy()
@@ -200,7 +225,7 @@ class ShardReader:
             expression = values.reshape(rows, genes)
         else:
             expression = self._sparse(batch, rows, genes)
-        places = batch["position"].flatten().to_numpy()
+        places = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
         if len(places) != rows * 3:
             raise KeyError("position does not hold 3 numbers per cell")
         missing = np.full(rows, -1, dtype=np.int32)
@@ -217,11 +242,37 @@ class ShardReader:
         )
         return whole if len(piece) == rows else whole.take(slice(piece.start, piece.stop))
 
+    def _check_columns(self, batch: pa.RecordBatch) -> None:
+        """Refuse columns of another type, with missing values, or with vectors of other lengths."""
+        with_type = self.metadata.cell_types is not None
+        schema = shard_schema(self.metadata.storage, with_cell_type=with_type)
+        lengths = {"expression": self.metadata.num_genes, "position": 3}
+        for name in batch.schema.names:
+            column, wanted = batch[name], schema.field(name).type
+            is_list = pa.types.is_list(wanted)
+            same = pa.types.is_list(column.type) if is_list else column.type == wanted
+            if same and is_list:
+                # Version 0.1 wrote positions as float32.
+                older = {pa.float32()} if name == "position" else set()
+                same = column.type.value_type in {wanted.value_type, *older}
+            if not same:
+                raise KeyError(f"{name} is of type {column.type}, not {wanted}")
+            flat = column.flatten() if is_list else column
+            if column.null_count or flat.null_count:
+                raise KeyError(f"{name} has missing values")
+            if name in lengths and (np.diff(column.offsets.to_numpy()) != lengths[name]).any():
+                raise KeyError(f"{name} does not hold {lengths[name]} numbers per cell")
+        numbers = batch["slice_id"].to_numpy()
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.metadata.slices):
+            raise KeyError("slice_id has numbers that are no slice's")
+
     def _sparse(self, batch: pa.RecordBatch, rows: int, genes: int) -> csr_array:
         index = batch["gene_index"]
         indices, offsets = index.flatten().to_numpy(), index.offsets.to_numpy()
         if len(indices) and not (indices.min() >= 0 and indices.max() < genes):
             raise KeyError("gene_index lies outside the gene list")
+        if not index.offsets.equals(batch["gene_value"].offsets):
+            raise KeyError("gene_index and gene_value differ in number")
         values = batch["gene_value"].flatten().to_numpy()
         return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
 
@@ -245,7 +296,7 @@ def empty_table(cells: int, genes: int) -> CellTable:
     """Return room for dense cells."""
     return CellTable(
         np.empty((cells, genes), dtype=np.float32),
-        np.empty((cells, 3), dtype=np.float32),
+        np.empty((cells, 3), dtype=np.float64),
         np.empty(cells, dtype=np.int32),
         np.empty(cells, dtype=np.int32),
         np.empty(cells, dtype=np.int64),

@@ -4,7 +4,9 @@ All that can be checked without reading X is checked here, before anything is wr
 """
 
 import hashlib
+import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from alphastomics.preprocessing.anndata_file import (
 )
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.parts import rows_that_fit
+
+logger = logging.getLogger(__name__)
 
 SLICE_KEY = "slice_id"
 # Columns of obs that name the animal or sample that a slice is of, most telling first.
@@ -87,20 +91,37 @@ def find_inputs(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         said = "is not a folder" if folder.exists() else "there is no such folder"
         raise InputError(f"{folder}: {said}: --input_dir must name a folder of .h5ad files")
-    found: dict[str, Path] = {}
-    for suffix in SUFFIXES:
-        for path in folder.rglob(f"*{suffix}"):
-            relative = path.relative_to(folder)
-            # Hidden names are left-overs of other programs; a store's inside is not an input.
-            hidden = any(part.startswith(".") for part in relative.parts)
-            inside = any(parent.suffix == ".zarr" for parent in relative.parents)
-            if not hidden and not inside:
-                found[relative.as_posix()] = path
+    found = {path.relative_to(folder).as_posix(): path for path in _inputs_below(folder)}
     if not found:
         raise InputError(f"{folder}: there is no .h5ad file (nor .zarr) in it: check --input_dir")
     for name in (folder.resolve().name, *found):
         require_text_name(Path(name))
     return dict(sorted(found.items()))
+
+
+def _inputs_below(folder: Path) -> Iterator[Path]:
+    """Yield the inputs in a folder and below, each once, along links to folders too.
+
+    Hidden names are left-overs of other programs; a store's inside is not an input.
+    """
+    linked: list[Path] = []
+    seen: set[Path] = set()
+    waiting = [folder]
+    while waiting or linked:
+        here = waiting.pop() if waiting else linked.pop(0)
+        if here.resolve() in seen:
+            if here.is_symlink():
+                logger.warning("%s: leads to a folder that was read already: left out", here)
+            continue
+        seen.add(here.resolve())
+        for path in sorted(here.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.suffix.lower() in SUFFIXES:
+                yield path
+            elif path.is_dir():
+                # Links come last, so that a folder goes by its own name where it has one here.
+                (linked if path.is_symlink() else waiting).append(path)
 
 
 def size_of(path: Path) -> int:

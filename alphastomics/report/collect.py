@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from alphastomics.attn_model.model import Prediction
@@ -132,10 +132,10 @@ def nearest_rows(
 
 
 def brought_onto(
-    points: Float32[np.ndarray, "N D"],
-    likes: Float32[np.ndarray, "N D"],
-    true: Float32[np.ndarray, "N D"],
-) -> Float32[np.ndarray, "N D"]:
+    points: Float[np.ndarray, "N D"],
+    likes: Float[np.ndarray, "N D"],
+    true: Float[np.ndarray, "N D"],
+) -> Float[np.ndarray, "N D"]:
     """Turn points towards the places of their likes; their centre becomes that of the slice."""
     source, target = (torch.from_numpy(part).double() for part in (points, likes))
     source = source - source.mean(0)

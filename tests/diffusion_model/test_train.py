@@ -22,6 +22,7 @@ from alphastomics.diffusion_model.train import (
 )
 from alphastomics.errors import InputError
 from alphastomics.main import main
+from alphastomics.preprocessing.resume import with_checksum
 from tests.attn_model.alone import run_alone
 from tests.diffusion_model.conftest import logged, tiny_config
 
@@ -137,7 +138,10 @@ def test_without_validation_cells_the_last_weights_are_exported(processed, tmp_p
     shutil.copytree(processed, copied)
     (copied / metadata["splits"]["validation"]["shards"][0]["file"]).unlink()
     metadata["splits"]["validation"] = {"cells": 0, "shards": []}
-    (copied / "metadata.json").write_text(json.dumps(metadata))
+    for record in metadata["slices"]:
+        record["cells"] -= record["cells_per_split"]["validation"]
+        record["cells_per_split"]["validation"] = 0
+    (copied / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
     summary = train(tiny_config(copied, tmp_path), Request())
     assert summary["best_val_loss"] is None
     assert Path(summary["weights"]).is_file()
@@ -215,9 +219,9 @@ def test_resuming_with_another_network_or_gene_list_is_refused(run, processed, t
         run("resumed", Request(resume="last"), model={"d_model": 32})
     other = tmp_path / "other_genes"
     shutil.copytree(processed, other)
-    text = (other / "metadata.json").read_text()
-    gene = json.loads(text)["genes"][3]
-    (other / "metadata.json").write_text(text.replace(f'"{gene}"', '"Other"'))
+    metadata = json.loads((other / "metadata.json").read_text())
+    metadata["genes"][3] = "Other"
+    (other / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
     with pytest.raises(InputError, match="first difference at gene 4"):
         run("resumed", Request(resume="last"), data={"processed_data_dir": str(other)})
 
