@@ -19,6 +19,7 @@ from scipy.sparse import issparse
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.h5ad import write_h5ad
+from alphastomics.preprocessing.commands import MEASURED_Z
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.survey import SAMPLE_KEYS, SLICE_KEY
 
@@ -129,6 +130,9 @@ def setup_for(adata: AnnData, config: Config) -> Setup:
     found = registered(adata)
     if found is None:
         found = Setup(options.position_key, options.cell_type_key, None, None)
+        named = "position_key" in options.model_fields_set
+        if options.common_frame and not named and MEASURED_Z in adata.obsm:
+            found = replace(found, position_key=MEASURED_Z)
     return with_slices(adata, found)
 
 

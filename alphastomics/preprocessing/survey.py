@@ -149,6 +149,12 @@ def columns_of(path: Path) -> list[str]:
         return sorted(Frame(path, root, "obs").columns)
 
 
+def has_positions(path: Path, key: str) -> bool:
+    """Tell whether obsm has coordinates under a key."""
+    with opened(path) as root:
+        return f"obsm/{key}" in root
+
+
 def is_generated(path: Path) -> bool:
     """Tell whether `alphastomics sample` wrote a file."""
     with opened(path) as root:
