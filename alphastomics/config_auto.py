@@ -19,10 +19,13 @@ SET_SIZE = {"cpu": 512, "gpu": 1024}
 SETS_IN_A_BATCH = {"cpu": 2, "gpu": 4}
 # Smaller batches bear a larger one.
 LEARNING_RATE = {"cpu": 2.0e-3, "gpu": 1.0e-3}
-# (cells up to, width, heads, layers): larger networks overfit fewer cells sooner than they help.
-NETWORKS = ((100_000, 128, 4, 3), (1_000_000, 256, 4, 4), (math.inf, 256, 8, 6))
+# (cells up to, width, heads, layers): larger networks overfit few cells sooner than they help.
+NETWORKS = {
+    "cpu": ((math.inf, 96, 3, 2),),
+    "gpu": ((100_000, 128, 4, 3), (1_000_000, 256, 4, 4), (math.inf, 256, 8, 6)),
+}
 UPDATES, CELLS_OF_UPDATES = 500, 15_000
-LEAST_UPDATES, MOST_UPDATES, LEAST_UPDATES_CPU = 300, 20_000, 150
+LEAST_UPDATES, MOST_UPDATES, LEAST_UPDATES_CPU = 200, 20_000, 150
 # Beyond so many cells, those held out are no loss, and nothing is fitted again.
 REFIT_CELLS = 200_000
 VALIDATIONS = 10
@@ -32,7 +35,7 @@ MANY_GENES = 2_000
 STREAMED_BYTES = 32e9
 # Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
 SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
-HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 600_000, 1_600  # of the position head
+HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 410_000, 1_280  # of the position head
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 210  # of one of the two trainings, where that is enough to learn
 
@@ -135,7 +138,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     if choose("data.loading.streaming", streamed, f"{cells:,} cells of {metadata.num_genes} genes"):
         holdout, refit = None, False
     batch = _batch(config, sizes, metadata, device, choose)
-    width, layers = _network(config, cells, choose)
+    width, layers = _network(config, cells, device, choose)
     seconds = _seconds_of_update(width, layers, metadata.num_genes, batch, device)
     updates = _updates(cells, seconds, device)
     mixed = _mixes_slices(config, metadata)
@@ -225,10 +228,10 @@ def _batches(sizes: list[int], batch: tuple[int, int]) -> int:
     return max(-(-_num_sets(sizes, set_size) // max(cells // set_size, 1)), 1)
 
 
-def _network(config: Config, cells: int, choose: Any) -> tuple[int, int]:
+def _network(config: Config, cells: int, device: Device, choose: Any) -> tuple[int, int]:
     """Choose width, heads and layers."""
-    _, width, heads, layers = next(row for row in NETWORKS if cells <= row[0])
-    reason = f"for {cells:,} cells"
+    _, width, heads, layers = next(row for row in NETWORKS[device.kind] if cells <= row[0])
+    reason = f"for {cells:,} cells" if device.kind == "gpu" else "small enough for a CPU"
     given = dict(set_values(config))
     asked = given.get("model.n_heads", 1)
     width = choose("model.d_model", -(-width // asked) * asked, reason)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH, BLOCKS = 192, 2
+WIDTH, BLOCKS = 160, 2
 # Dropout of a cell's expression, of the smoothed expression, and inside, of each member.
 MEMBERS = ((0.8, 0.5, 0.3), (0.5, 0.3, 0.2))
 
