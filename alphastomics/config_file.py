@@ -276,25 +276,33 @@ def as_config(config: Config | Mapping[str, Any]) -> Config:
     return config if isinstance(config, Config) else parse_document(config, "config")
 
 
-def to_document(config: Config) -> Document:
-    """Return the document that reads back as `config`."""
-    document = _dump(config)
+def to_document(config: Config, *, only_set: bool = False) -> Document:
+    """Return the document that reads back as `config`; on request without what was never set."""
+    document = _dump(config, only_set=only_set)
+    if only_set and "layer" not in document:
+        return document
     layer = document.pop("layer")
-    layer = {
-        "use_gated_attention": layer.pop("attention") == "softmax",
-        "gate_type": layer.pop("gate"),
-        **layer,
-    }
+    documented = {}
+    if "attention" in layer:
+        documented["use_gated_attention"] = layer.pop("attention") == "softmax"
+    if "gate" in layer:
+        documented["gate_type"] = layer.pop("gate")
+    layer = {**documented, **layer}
     return {**document, LAYER_SECTION: layer}
 
 
-def _dump(section: Section) -> Document:
+def _dump(section: Section, *, only_set: bool) -> Document:
     """Return the values of a section; `auto` for what follows from the data."""
     values: Document = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        unset = is_auto(field) and name not in section.model_fields_set
-        values[name] = _dump(value) if isinstance(value, Section) else "auto" if unset else value
+        unset = name not in section.model_fields_set
+        if isinstance(value, Section):
+            inner = _dump(value, only_set=only_set)
+            if inner or not only_set:
+                values[name] = inner
+        elif not (only_set and unset):
+            values[name] = "auto" if unset and is_auto(field) else value
     return values
 
 

@@ -41,6 +41,7 @@ from alphastomics.fit import fit
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.training_cells import training_cells
 from alphastomics.hub_model import TRAINING_KEYS, TrainedModel, find_model, read_model
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.preprocessing.folder import DataFolder
@@ -263,6 +264,7 @@ class AlphaSTomics(TrainedVerbs):
         known = None
         if adata is not None:
             cells = self._cells(adata, config)
+            known = training_cells(model.module, model.genes)
         else:
             place = self._folder / "processed"
             if not self._data:

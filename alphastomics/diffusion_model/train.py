@@ -113,7 +113,11 @@ def check_data(config: Config, metadata: Metadata) -> None:
             f"model.num_genes (--num_genes): {config.model.num_genes}, but {where} has "
             f"{metadata.num_genes} genes; leave it out, or preprocess with the right gene list"
         )
-    if config.training.batch_size > cells:
+    set_size = config.data.loading.set_size
+    sizes = [record.cells_per_split["train"] for record in metadata.slices]
+    # Sets of a slice are padded to one size.
+    fitting = cells if set_size is None else sum(-(-size // set_size) for size in sizes) * set_size
+    if config.training.batch_size > max(fitting, cells):
         raise InputError(
             f"training.batch_size (--batch_size): {config.training.batch_size}, but the training "
             f"split of {where} has {cells} cells; use at most that many"
