@@ -15,7 +15,10 @@ from alphastomics.generation.baselines import REGRESSORS, SMOOTHED_TREES
 from alphastomics.generation.evaluate import OUR_DRAW, OURS
 from alphastomics.simulate import simulate
 
-TISSUE, SEED, HELD_OUT = SimulationConfig(cells=350, slices=4, genes=60), 6, 2
+TISSUE, HELD_OUT = SimulationConfig(cells=350, slices=4, genes=60), 2
+# Poses that differ as much as three can: without a common frame, centred slices say little.
+SEED = 6
+MARGIN = 0.05
 Scores = dict[str, dict[str, float]]
 
 
@@ -41,7 +44,7 @@ def placing(model: AlphaSTomics, slices: list[AnnData]) -> Scores:
 def test_by_default_an_unseen_slice_is_placed_better_than_by_a_baseline(
     placing: Scores, baseline: str
 ) -> None:
-    assert placing[OURS]["spearman_mean"] > placing[baseline]["spearman_mean"]
+    assert placing[OURS]["spearman_mean"] > placing[baseline]["spearman_mean"] + MARGIN
 
 
 def test_a_sample_does_not_fall_to_chance(placing: Scores) -> None:
