@@ -55,6 +55,7 @@ class Merged:
     log_normalize: bool
     scale: bool
     common_frame: bool
+    fractions: bool
 
     @property
     def slice_sizes(self) -> tuple[int, ...]:
@@ -104,6 +105,7 @@ def merge(folders: list[Path]) -> Merged:
         log_normalize=first["log_normalize"],
         scale=first["scale"],
         common_frame=all(d["request"]["flags"].get("common_frame") for d in datasets),
+        fractions=any(dataset.get("fractions") for dataset in datasets),
     )
 
 
