@@ -175,6 +175,7 @@ MAP = {
         "evaluation",
         "extract",
         "extract_h5ad",
+        "fit",
         "generation",
         "hub_model",
         "preprocessing",

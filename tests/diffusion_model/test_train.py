@@ -10,13 +10,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphastomics.config import LayerConfig, TrainingConfig
+from alphastomics.config import LayerConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,
-    few_updates,
     rule_of_thumb,
     train,
 )
@@ -244,16 +243,18 @@ def test_a_number_of_experts_far_off_the_rule_of_thumb_is_said(experts, cells, a
 @pytest.mark.parametrize(
     ("set_draw", "flat"), [("slice", True), ("patch", True), ("random", False)]
 )
-def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
-    folder = run("flat", training={"max_epochs": 1}, data={"loading": {"set_draw": set_draw}})
+def test_a_model_knows_whether_its_sets_lie_in_planes(run, processed_in_one_frame, set_draw, flat):
+    data = {
+        "processed_data_dir": str(processed_in_one_frame),
+        "loading": {"set_draw": set_draw},
+    }
+    folder = run("flat", training={"max_epochs": 1}, data=data)
     card = json.loads((folder.path / "export" / "config.json").read_text())
     assert card["flat"] is flat
 
 
-def test_too_few_updates_are_said_with_what_to_change():
-    # 3,490 cells are 4 batches of at most 1024 an epoch: 400 in a hundred epochs.
-    assert "some 400 updates" in few_updates(TrainingConfig(), 3490)
-    assert "--epochs" in few_updates(TrainingConfig(), 3490)
-    assert few_updates(TrainingConfig(batch_size=512), 3490) is None
-    assert few_updates(TrainingConfig(), 6 * 1024) is None
-    assert few_updates(TrainingConfig(accumulate_grad_batches=2), 6 * 1024) is not None
+def test_a_model_never_mixes_slices_that_share_no_frame(run):
+    folder = run("own", training={"max_epochs": 1})
+    assert json.loads((folder.path / "export" / "config.json").read_text())["flat"] is True
+    with pytest.raises(InputError, match="share no frame"):
+        run("mixed", training={"max_epochs": 1}, data={"loading": {"set_draw": "random"}})
