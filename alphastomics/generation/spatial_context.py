@@ -2,9 +2,9 @@
 
 The mean of the nearest cells is a strong predictor whose best number of neighbours differs by gene
 and tissue. Here several such means, and within a slice a ridge regression on their principal
-components, which lets genes inform one another, are combined with weights fitted to training cells that were left out
-of their own neighbourhood (stacking, Wolpert 1992). The means are among the columns, so that the
-combination cannot do worse than the best of them but by the noise of its weights.
+components, which lets genes inform one another, are combined with weights fitted to training cells
+that were left out of their own neighbourhood (stacking, Wolpert 1992). The means are among the
+columns, so that the combination cannot do worse than the best of them but by its weights' noise.
 """
 
 from collections.abc import Sequence
