@@ -35,7 +35,7 @@ MANY_GENES = 2_000
 STREAMED_BYTES = 32e9
 # Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
 SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
-HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 410_000, 1_280  # of the position head
+HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 390_000, 1_536  # of the position head
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 210  # of one of the two trainings, where that is enough to learn
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH, BLOCKS = 160, 2
+WIDTH, BLOCKS = 128, 2
 # Dropout of a cell's expression, of the smoothed expression, and inside, of each member.
-MEMBERS = ((0.8, 0.5, 0.3), (0.5, 0.3, 0.2))
+MEMBERS = ((0.9, 0.5, 0.3), (0.7, 0.5, 0.3), (0.5, 0.3, 0.2))
 
 
 class Member(nn.Module):

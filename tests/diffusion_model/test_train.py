@@ -93,7 +93,7 @@ def test_the_best_checkpoints_are_kept_and_no_more(run):
     kept = sorted(path.name for path in folder.checkpoints.glob("epoch*.ckpt"))
     losses = values_of(folder, "val/loss")
     best = sorted(range(4), key=lambda epoch: losses[epoch])[:2]
-    assert kept == sorted(f"epoch{epoch:04d}-step{4 * (epoch + 1):07d}.ckpt" for epoch in best)
+    assert kept == sorted(f"epoch{epoch:04d}-step{6 * (epoch + 1):07d}.ckpt" for epoch in best)
 
 
 def test_a_run_stops_when_validation_no_longer_improves(run):
@@ -127,8 +127,9 @@ def test_a_compiled_network_learns_the_same(run, processed, tmp_path):
 
 
 def test_accumulated_batches_make_one_update(run):
+    # Six batches an epoch, two sets of each of three slices, and two epochs.
     folder = run("accumulated", training={"accumulate_grad_batches": 2})
-    assert json.loads((folder.path / "status.json").read_text())["step"] == 4
+    assert json.loads((folder.path / "status.json").read_text())["step"] == 6
 
 
 def test_without_validation_cells_the_last_weights_are_exported(processed, tmp_path):
