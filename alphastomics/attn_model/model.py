@@ -90,6 +90,9 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.num_genes, self.settings = num_genes, settings
+        # Set in training: one unit of positions in the user's units, and whether mirrors count.
+        self.position_scale: float | None = None
+        self.reflection = True
         self.smoothing = {
             "rounds": smoothing_rounds,
             "neighbours": smoothing_neighbours,

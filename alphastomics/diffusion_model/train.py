@@ -39,6 +39,7 @@ from alphastomics.diffusion_model.spread import (
     shard_model,
     stand_back,
 )
+from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
 from alphastomics.preprocessing.batch_loader import create_dataloaders
@@ -219,10 +220,9 @@ def position_scale(config: Config, metadata: Metadata) -> float:
 
     A set drawn across slices spreads as the whole data set does, one of a slice as slices do.
     """
-    statistics = metadata.position_statistics
-    assert statistics is not None  # there are training cells: checked before
-    across = config.data.loading.set_draw == "random"
-    return statistics.scale if across else statistics.within_slice_scale
+    scale = scale_of_metadata(metadata, config.data.loading.set_draw)
+    assert scale is not None  # there are training cells: checked before
+    return scale
 
 
 def quiet_lightning() -> None:
