@@ -104,7 +104,10 @@ def test_a_dataset_that_came_log_normalised_is_merged_as_it_is(tmp_path, caplog)
         merge(order, output)
         metadata, cells = metadata_of(output), cells_of(output)
         assert metadata["normalization"]["log_normalize"]
-        found = {r["name"].split(":")[1].removeprefix("in-"): r["log_normalize"] for r in metadata["slices"]}
+        found = {
+            r["name"].split(":")[1].removeprefix("in-"): r["log_normalize"]
+            for r in metadata["slices"]
+        }
         assert found == {"counts": True, "prepared": False}
         values = np.stack(cells["expression"].to_numpy())
         np.testing.assert_allclose(values[:30], values[30:], atol=1e-5)
