@@ -70,6 +70,10 @@ def train(call: Call) -> str | None:
     from alphastomics.diffusion_model.train import train as run_train
 
     arguments = call.arguments
+    if arguments.test_after_train:
+        from alphastomics.generation.evaluate import require_testable
+
+        require_testable(call.config.data.processed_data_dir)
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
     summary = run_train(call.config, request)
     if not summary:

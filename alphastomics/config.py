@@ -182,7 +182,7 @@ class TrainingConfig(Section):
     """How a model is trained."""
 
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    batch_size: int = count(1024, "Cells in a training step.")
+    batch_size: int = count(1024, "Cells in a training step, on each rank.")
     learning_rate: float = Field(1.0e-4, gt=0, description="Peak learning rate of AdamW.")
     weight_decay: float = Field(1.0e-5, ge=0, description="Weight decay of AdamW.")
     max_epochs: int = count(100, "Passes over the training cells.")

@@ -7,6 +7,7 @@ outside; inside, each set is centred and divided by one number per data set.
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +34,11 @@ VALIDATION_DRAWS = 4
 
 
 class Scored(NamedTuple):
-    """What a step made: the loss, the prediction with the network's statistics, and the mask."""
+    """What a step made: the loss, the prediction, and the batch with its diffusion time."""
 
     terms: LossTerms
     prediction: Prediction
-    node_mask: Tensor
+    batch: DataHolder
 
 
 class Seen(NamedTuple):
@@ -179,7 +180,7 @@ class AlphaSTomicsModule(TrainerModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
-        return Scored(terms, prediction, batch.node_mask)
+        return Scored(terms, prediction, replace(batch, diffusion_time=seen.times))
 
     def smoothed(self, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network wants it."""

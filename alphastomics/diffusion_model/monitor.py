@@ -194,7 +194,7 @@ class Monitor(pl.Callback):
         gates = module.last.prediction.aux.gates
         if not gates:
             return {}
-        by_layer = [gate_moments(gate, module.last.node_mask) for gate in gates]
+        by_layer = [gate_moments(gate, module.last.batch.node_mask) for gate in gates]
         mean, std = (torch.stack(each).mean() for each in zip(*by_layer, strict=True))
         moments = {"gate/activation_mean": mean, "gate/activation_std": std}
         values = mean_over_ranks(trainer, moments)

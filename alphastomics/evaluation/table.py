@@ -15,7 +15,7 @@ LOWER_IS_BETTER = (
     "moran_mae", "type_share_distance", "type_neighbour_distance", "wasserstein",
 )  # fmt: skip
 NEAREST_TO = {"auc_": 0.5, "spread_error_ratio": 1.0}
-WITHOUT_BEST = ("spread_coverage",)
+WITHOUT_BEST = ("spread_coverage", "moran_i")
 NOT_IN_THE_RACE = ("oracle", "true ", "real, ", "shuffled")
 
 

@@ -41,6 +41,7 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import modes_of
 from alphastomics.generation.products import Products, both_products
+from alphastomics.preprocessing.folder import DataFolder
 
 SPATIAL_NEIGHBOURS = 20
 OURS, OUR_DRAW = "alphastomics", "alphastomics sample"
@@ -88,6 +89,24 @@ def evaluate(
     if "joint" in able:
         scores["joint"] = joint_scores(module, cells, known, settings, seed)
     return {mode: without_undefined(found) for mode, found in scores.items()}
+
+
+def require_testable(folder: str) -> None:
+    """Refuse to train and then test on a folder whose test split cannot be scored."""
+    slices = DataFolder(folder).metadata().slices
+    counts = {record.name: record.cells_per_split["test"] for record in slices}
+    small = {name: cells for name, cells in counts.items() if 0 < cells <= NEIGHBOURS}
+    if not any(counts.values()):
+        raise InputError(
+            f"--test_after_train: the test split of {folder} is empty; preprocess with "
+            "--train_ratio and --val_ratio that add up to less than 1, or leave the flag out"
+        )
+    if small:
+        name, cells = next(iter(small.items()))
+        raise InputError(
+            f"--test_after_train: slice {name} of {folder} has {cells} test cell(s); the scores "
+            f"need more than {NEIGHBOURS} a slice: leave the flag out, or preprocess with more"
+        )
 
 
 def without_undefined(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

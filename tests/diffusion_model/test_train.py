@@ -10,9 +10,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphastomics.config import LayerConfig, TrainingConfig
+from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig, TrainingConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.spread import choose_devices
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,
@@ -22,6 +23,7 @@ from alphastomics.diffusion_model.train import (
 )
 from alphastomics.errors import InputError
 from alphastomics.main import main
+from alphastomics.simulate import write_tissue
 from tests.attn_model.alone import run_alone
 from tests.diffusion_model.conftest import logged, tiny_config
 
@@ -179,7 +181,6 @@ def refused(processed, tmp_path, capsys, *flags: str, config: str = "") -> str:
         (["--data_dir", "nowhere"], "there is no such folder"),
         (["--num_genes", "7"], "has 24 genes"),
         (["--batch_size", "100000"], "has 252 cells; use at most that many"),
-        (["--gpus", "2"], "this machine has 0 GPU(s)"),
         (["--fp16"], "half precision needs a GPU"),
         (["--strategy", "deepspeed"], "deepspeed"),
         (["--resume", "none.ckpt"], "none.ckpt: no such checkpoint"),
@@ -188,6 +189,28 @@ def refused(processed, tmp_path, capsys, *flags: str, config: str = "") -> str:
 )
 def test_a_mistake_is_refused_before_anything_is_written(processed, tmp_path, capsys, flags, words):
     assert words in refused(processed, tmp_path, capsys, *flags)
+
+
+def test_any_number_of_gpus_means_the_cpu_on_a_machine_without(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_devices(DistributedConfig(devices=2)) == ("cpu", 1)
+    assert "this machine has no GPU" in caplog.text
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="this machine has 1 GPU"):
+        choose_devices(DistributedConfig(devices=2))
+
+
+def test_a_test_after_training_that_cannot_be_is_refused_before(tmp_path, capsys):
+    folder = tmp_path / "tissue"
+    write_tissue(
+        SimulationConfig(cells=60, slices=2, genes=24), 5, folder / "slices", overwrite=False
+    )
+    for ratio, words in (("0.2", "is empty"), ("0.1", "test cell(s); the scores need more than")):
+        processed = folder / f"processed-{ratio}"
+        flags = ["--input_dir", str(folder / "slices"), "--output_dir", str(processed)]
+        assert main(["preprocess", *flags, "--val_ratio", ratio]) == 0
+        capsys.readouterr()
+        assert words in refused(processed, tmp_path, capsys, "--test_after_train")
 
 
 def test_an_empty_training_split_is_refused(processed, tmp_path):

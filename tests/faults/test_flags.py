@@ -57,7 +57,6 @@ REFUSED = [
     "train --data_dir {processed} --lr 1e-999",
     "train --data_dir {processed} --gpus -1",
     "train --data_dir {processed} --gpus 4097",
-    "train --data_dir {processed} --gpus 3",
     "train --data_dir {processed} --precision 64",
     "train --data_dir {processed} --strategy magic",
     "train --data_dir {processed} --num_nodes 0",
