@@ -217,6 +217,10 @@ def _config_path(command: Command, arguments: argparse.Namespace) -> Path | None
 def from_text(text: str, field: FieldInfo) -> Any:
     """Read a flag's text as the type of its field; what cannot be read stays text."""
     kind: Any = field.annotation
+    # A choice among numbers: pydantic compares the text itself with them.
+    named = {str(value): value for value in choices(kind) if not isinstance(value, str)}
+    if text in named:
+        return named[text]
     for constraint in field.metadata:
         kind = Annotated[kind, constraint]
     adapter: TypeAdapter[Any] = TypeAdapter(kind)

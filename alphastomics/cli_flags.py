@@ -4,16 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
+from alphastomics.cli_training import BATCH_SIZE, CONFIG, DATA_DIR, TRAINING
 
 PREPROCESSING = "data.preprocessing"
-LOADING = "data.loading"
-LAYER = "TransformerLayer_setting"
 DEMO_DIR = "./demo"
 DEFAULT_SPLIT = "test"
 
-CONFIG = path_flag(
-    "config", "YAML file with settings.", default="config.yaml in the working folder, if any"
+STEPS_HELP = (
+    "Network calls of a sample (joint, --product sample, and the std); the estimate takes one."
 )
+SOLVER_HELP = "Solver of a sample (joint, --product sample, and the std); the estimate needs none."
+
 VERBOSE = switch("verbose", "Log more, and show the traceback of an error.")
 SEEDS = [
     Flag("seed", "seed.global_seed"),
@@ -29,8 +30,6 @@ SPLIT_NAME = Flag(
     expected="train, validation or test",
     metavar="{train,validation,test}",
 )
-DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
-BATCH_SIZE = Flag("batch_size", "training.batch_size")
 SPREAD = [
     Flag("workers", f"{PREPROCESSING}.workers"),
     Flag(
@@ -73,81 +72,6 @@ SPLIT = [
     Flag("layout", f"{PREPROCESSING}.layout"),
     Flag("storage", f"{PREPROCESSING}.storage"),
 ]
-TRAINING = [
-    CONFIG,
-    DATA_DIR,
-    BATCH_SIZE,
-    Flag("epochs", "training.max_epochs"),
-    Flag("lr", "training.learning_rate"),
-    Flag("training_mode", "training.mode"),
-    Flag(
-        "use_gated_attention",
-        f"{LAYER}.use_gated_attention",
-        value=True,
-        excludes="attention",
-        help="Gated softmax attention.",
-    ),
-    Flag(
-        "no_gated_attention",
-        f"{LAYER}.use_gated_attention",
-        value=False,
-        excludes="attention",
-        help="The linear-attention baseline.",
-    ),
-    Flag("gate_type", f"{LAYER}.gate_type"),
-    Flag("use_moe", f"{LAYER}.use_moe", value=True, excludes="moe"),
-    Flag(
-        "no_moe",
-        f"{LAYER}.use_moe",
-        value=False,
-        excludes="moe",
-        help="A dense feed-forward in place of experts.",
-    ),
-    Flag("num_experts", f"{LAYER}.num_experts"),
-    Flag("moe_top_k", f"{LAYER}.moe_top_k"),
-    Flag("enable_masking", "masking.enable", value=True, excludes="masking"),
-    Flag(
-        "disable_masking",
-        "masking.enable",
-        value=False,
-        excludes="masking",
-        help="Plain diffusion, nothing hidden.",
-    ),
-    Flag("expression_mask_ratio", "masking.expression_mask_ratio"),
-    Flag("position_mask_ratio", "masking.position_mask_ratio"),
-    Flag("streaming", f"{LOADING}.streaming", value=True),
-    Flag("buffer_size", f"{LOADING}.buffer_size"),
-    Flag(
-        "resume",
-        help="Checkpoint to go on from, or 'last' for the run's own.",
-        kind=str,
-        default="none",
-        metavar="PATH",
-        second_names=("resume_from",),
-    ),
-    switch("test_after_train", "Run the test command on the best checkpoint at the end."),
-    Flag("output_dir", "logging.save_dir", metavar="PATH"),
-    Flag("exp_name", "logging.exp_name"),
-    Flag(
-        "gpus",
-        "distributed.devices",
-        default="1",
-        help="GPUs on each machine; 0, or none on the machine, means CPU.",
-    ),
-    Flag("num_workers", f"{LOADING}.num_workers"),
-    Flag(
-        "fp16",
-        "training.precision",
-        value="fp16",
-        excludes="precision",
-        help="Train in half precision: the same as --precision fp16.",
-    ),
-    Flag("precision", "training.precision", excludes="precision"),
-    Flag("strategy", "distributed.strategy"),
-    Flag("num_nodes", "distributed.num_nodes"),
-    Flag("num_genes", "model.num_genes", help="Genes that the data must have."),
-]
-
 COMMANDS = {
     "preprocess": Command(
         "Turn a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
@@ -285,8 +209,8 @@ COMMANDS = {
             count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
             CONFIG,
             Flag("sample_mode", "sampling.mode"),
-            Flag("num_steps", "sampling.num_steps"),
-            Flag("sampler", "sampling.sampler"),
+            Flag("num_steps", "sampling.num_steps", help=STEPS_HELP),
+            Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
             Flag("product", "sampling.product"),
             Flag("num_samples", "sampling.num_samples"),
             SPLIT_NAME,

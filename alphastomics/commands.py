@@ -74,6 +74,8 @@ def train(call: Call) -> str | None:
         from alphastomics.generation.evaluate import require_testable
 
         require_testable(call.config.data.processed_data_dir)
+    for words in unused_by_train(call):
+        logger.warning("%s", words)
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
     summary = run_train(call.config, request)
     if not summary:
@@ -92,14 +94,43 @@ def train(call: Call) -> str | None:
     return json.dumps(summary, indent=2)
 
 
+def seed(call: Call) -> None:
+    """Seed the process, and refuse kernels that are not deterministic where that is asked for."""
+    from alphastomics.seeds import seed_everything
+
+    settings = call.config.seed
+    seed_everything(settings.global_seed, deterministic=settings.deterministic)
+
+
+def unused_by_train(call: Call) -> list[str]:
+    """Say which flags of `train` do nothing with these settings."""
+    config = call.config
+    off = {
+        "--use_moe": (config.layer.use_moe, ("num_experts", "moe_top_k")),
+        "--enable_masking": (
+            config.masking.enable,
+            ("expression_mask_ratio", "position_mask_ratio"),
+        ),
+        "--streaming": (config.data.loading.streaming, ("buffer_size",)),
+    }
+    return [
+        f"--{name}: counts with {switch}, which is off: not used"
+        for switch, (on, names) in off.items()
+        for name in names
+        if on is False and name in call.given
+    ]
+
+
 def sample(call: Call) -> str:
     """Generate cells; print where they are."""
     from alphastomics.generation.commands import blank_of, frame_of
     from alphastomics.generation.commands import sample as run_sample
 
     arguments = call.arguments
+    seed(call)
     summary = run_sample(
         call.config,
+        given=call.given,
         checkpoint=arguments.checkpoint,
         input_data=arguments.input_data,
         output=arguments.output,
@@ -115,6 +146,7 @@ def test(call: Call) -> str:
     """Score a checkpoint; print the scores as a table."""
     from alphastomics.evaluation.table import score_table
     from alphastomics.generation.commands import test as run_test
+    from alphastomics.generation.notices import score_notices
 
     arguments = call.arguments
     if arguments.output is not None and arguments.output.exists() and not arguments.overwrite:
@@ -124,6 +156,9 @@ def test(call: Call) -> str:
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
         "split": arguments.split or DEFAULT_SPLIT,
     }
+    for words in score_notices(call.given, tested["input_data"]):
+        logger.warning("%s", words)
+    seed(call)
     scores = run_test(call.config, **tested, output=arguments.output)
     lines = [score_table({mode: scores[mode] for mode in MODES if mode in scores})]
     lines.append(f"\nscores: {scores['output']}")
@@ -136,6 +171,7 @@ def test(call: Call) -> str:
 
 def report(call: Call) -> str:
     """Write the report of a run; print where it is."""
+    from alphastomics.generation.notices import score_notices
     from alphastomics.report.commands import Request, read_scores
     from alphastomics.report.commands import report as run_report
 
@@ -146,6 +182,9 @@ def report(call: Call) -> str:
         arguments.genes or (),
         None if arguments.scores is None else read_scores(arguments.scores),
     )
+    for words in score_notices(call.given, request.input_data):
+        logger.warning("%s", words)
+    seed(call)
     target = run_report(
         call.config,
         run=arguments.run,

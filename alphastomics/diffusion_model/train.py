@@ -39,6 +39,7 @@ from alphastomics.diffusion_model.spread import (
     shard_model,
     stand_back,
 )
+from alphastomics.diffusion_model.tracking import wandb_mode
 from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
@@ -50,6 +51,8 @@ from alphastomics.seeds import seed_everything
 logger = logging.getLogger(__name__)
 # The recipes of docs/benchmarks.md make 545 updates or more.
 ENOUGH_UPDATES = 500
+SMALL_BATCH, HIGH_LR = 256, 1e-3  # what a hint never asks to go beyond
+LEAST_BALANCE, MOST_BALANCE = 0.01, 0.1  # of the balance loss's weight, by the rule of thumb
 
 
 class Request(NamedTuple):
@@ -156,14 +159,13 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
             return [csv_log, TensorBoardLogger(folder.path, name="tensorboard", version="")]
         from lightning.pytorch.loggers import WandbLogger
 
-        # Offline unless the user has logged in: no account is needed to train.
         return [
             csv_log,
             WandbLogger(
                 project=config.logging.wandb_project,
                 name=config.logging.exp_name,
                 save_dir=str(folder.path),
-                mode="offline",
+                mode=wandb_mode(),
             ),
         ]
     except ModuleNotFoundError as error:
@@ -173,15 +175,26 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
 
 
 def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
-    """Say when the number of experts is far from what the number of cells suggests."""
+    """Say when experts, top-k or balance weight are more than twice, or less than half, the rule.
+
+    The rule goes by the number of cells.
+    """
     if not layer.use_moe:
         return None
     experts, top_k = (4, 1) if cells < 10_000 else (8, 2) if cells <= 100_000 else (16, 2)
-    if experts / 2 <= layer.num_experts <= experts * 2:
+    weight = layer.moe_load_balance_loss_weight
+    far = {
+        f"{layer.num_experts} experts": not experts / 2 <= layer.num_experts <= experts * 2,
+        f"top-{layer.moe_top_k}": layer.moe_top_k > top_k * 2,
+        f"balance weight {weight:g}": layer.moe_balance == "loss"
+        and not LEAST_BALANCE / 2 <= weight <= MOST_BALANCE * 2,
+    }
+    named = [name for name, is_far in far.items() if is_far]
+    if not named:
         return None
     return (
-        f"{layer.num_experts} experts for {cells:,} cells: as a rule of thumb use {experts} with "
-        f"top-{top_k}, and a balance weight of 0.01 to 0.1"
+        f"{', '.join(named)} for {cells:,} cells: as a rule of thumb use {experts} with "
+        f"top-{top_k}, and a balance weight of {LEAST_BALANCE:g} to {MOST_BALANCE:g}"
     )
 
 
@@ -191,9 +204,12 @@ def few_updates(training: TrainingConfig, cells: int) -> str | None:
     updates = training.max_epochs * batches
     if updates >= ENOUGH_UPDATES:
         return None
+    smaller = " or smaller batches (--batch_size)" if training.batch_size > SMALL_BATCH else ""
+    lr = training.learning_rate
+    faster = f", and perhaps a higher learning rate (--lr {HIGH_LR:g})" if lr < HIGH_LR else ""
     return (
         f"some {updates:,} updates of the weights in all: for so few cells give more epochs "
-        "(--epochs), smaller batches (--batch_size) or a higher learning rate (--lr 0.001)"
+        f"(--epochs){smaller}{faster}"
     )
 
 

@@ -214,9 +214,19 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
         2 if all(metadata.slices[number].z is not None for number in present) else 3,
         codes.astype(np.int64),
         [metadata.slices[number].name for number in present],
-        [str(number) for table in tables for number in table.cell_id.tolist()],
+        unique_names(
+            [name for piece in reader.pieces for name in reader.names(piece)],
+            [metadata.slices[number].name for number in slice_id],
+        ),
         None if types is None else np.array([*types, "unknown"], dtype=object)[cell_type],
     )
+
+
+def unique_names(names: list[str], slices: list[str]) -> list[str]:
+    """Return the names of cells, with their slice's where two slices use the same one."""
+    if len(set(names)) == len(names):
+        return names
+    return [f"{where}:{name}" for where, name in zip(slices, names, strict=True)]
 
 
 def dense(reader: ShardReader, table: CellTable) -> Float32[np.ndarray, "N G"]:

@@ -4,6 +4,7 @@ import copy
 import csv
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,20 @@ def test_full_has_every_gate_norm_and_mixture_once(budget):
     assert len(set(layers)) == len(layers) == 20
     assert configurations[:4] == list(FOUR)
     assert len({budget.record(one, 1) for one in configurations}) == 20
+
+
+def test_edits_of_the_base_config_reach_every_configuration(budget):
+    layer = {"gate_type": "elementwise", "use_qk_norm": False, "num_experts": 8, "moe_top_k": 1}
+    edited = replace(budget, document={**budget.document, "TransformerLayer_setting": layer})
+    found = {one.name: edited.settings(one, 1).layer for one in FOUR}
+    assert (found["Gated"].gate, found["Gated"].use_qk_norm) == ("elementwise", False)
+    assert (found["MoE"].attention, found["MoE"].num_experts, found["MoE"].moe_top_k) == (
+        *("linear", 8, 1),
+    )
+    assert found["Gated + MoE"].num_experts == 8
+    names = [one.name for one in chosen(full=True, layer=layer)]
+    assert "Gated + MoE 4 top-2 split" in names
+    assert "elementwise gate, no QK-norm" not in names
 
 
 def test_scores_are_those_of_test(processed, tmp_path):

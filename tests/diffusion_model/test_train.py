@@ -14,6 +14,7 @@ from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.spread import choose_devices
+from alphastomics.diffusion_model.tracking import wandb_mode
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,
@@ -261,6 +262,39 @@ def test_a_number_of_experts_far_off_the_rule_of_thumb_is_said(experts, cells, a
 
 
 @pytest.mark.parametrize(
+    ("settings", "advice"),
+    [({"moe_top_k": 4}, "top-4 for 5,000 cells"), ({"moe_top_k": 2}, None),
+     ({"moe_load_balance_loss_weight": 1.0}, "balance weight 1 for"),
+     ({"moe_load_balance_loss_weight": 1e-4}, "balance weight 0.0001 for"),
+     ({"moe_load_balance_loss_weight": 0.0, "moe_balance": "bias"}, None)],
+)  # fmt: skip
+def test_top_k_and_balance_weight_are_held_against_the_rule_of_thumb_too(settings, advice):
+    said = rule_of_thumb(LayerConfig(use_moe=True, **settings), 5_000)
+    assert (said is None) if advice is None else (advice in said)
+
+
+@pytest.mark.parametrize(
+    ("environment", "netrc", "mode"),
+    [({}, "", "offline"), ({"WANDB_API_KEY": "k"}, "", "online"),
+     ({}, "machine api.wandb.ai login user password key", "online"),
+     ({}, "machine example.com login user password key", "offline"),
+     ({"WANDB_MODE": "online"}, "", "online"),
+     ({"WANDB_MODE": "offline", "WANDB_API_KEY": "k"}, "", "offline")],
+)  # fmt: skip
+def test_tracking_is_online_for_who_is_logged_in_or_asks(
+    environment, netrc, mode, tmp_path, monkeypatch
+):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "netrc").write_text(netrc + "\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert wandb_mode() == mode
+
+
+@pytest.mark.parametrize(
     ("set_draw", "flat"), [("slice", True), ("patch", True), ("random", False)]
 )
 def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
@@ -273,6 +307,8 @@ def test_too_few_updates_are_said_with_what_to_change():
     # 3,490 cells are 4 batches of at most 1024 an epoch: 400 in a hundred epochs.
     assert "some 400 updates" in few_updates(TrainingConfig(), 3490)
     assert "--epochs" in few_updates(TrainingConfig(), 3490)
+    assert "--lr 0.001" in few_updates(TrainingConfig(), 3490)
+    assert "--lr" not in few_updates(TrainingConfig(learning_rate=2e-3), 3490)
     assert few_updates(TrainingConfig(batch_size=512), 3490) is None
     assert few_updates(TrainingConfig(), 6 * 1024) is None
     assert few_updates(TrainingConfig(accumulate_grad_batches=2), 6 * 1024) is not None

@@ -89,6 +89,30 @@ def test_a_processed_folder_and_tensors_are_inputs_too(place: Path, tmp_path: Pa
     assert content["positions"].shape == (30, 2)
 
 
+def test_cells_of_a_processed_folder_keep_their_names(place: Path, tmp_path: Path):
+    made = anndata.read_h5ad(
+        run_sample(place, place / "processed", tmp_path / "a.h5ad", mode="expr_to_pos")["output"]
+    )
+    assert made.obs_names.is_unique
+    sources = {path.stem: anndata.read_h5ad(path) for path in (place / "slices").glob("*.h5ad")}
+    for name, where in zip(made.obs_names, made.obs["slice_id"], strict=True):
+        assert name.removeprefix(f"{where}:") in sources[where].obs_names
+
+
+def test_dissociated_cells_are_placed_when_no_mode_is_given(place: Path, tmp_path: Path, capsys):
+    dissociated = anndata.read_h5ad(next((place / "slices").glob("*.h5ad")))
+    spatial = dissociated.copy()
+    spatial.write_h5ad(tmp_path / "spatial.h5ad")
+    dissociated.obsm.clear()
+    dissociated.write_h5ad(tmp_path / "cells.h5ad")
+    modes = []
+    for name, model in (("cells", "joint"), ("spatial", "joint"), ("spatial", "expr_to_pos")):
+        flags = ["--input_data", str(tmp_path / f"{name}.h5ad"), "--overwrite", "--num_steps", "2"]
+        assert main(["sample", "--checkpoint", str(checkpoint(place, model)), *flags]) == 0
+        modes.append(json.loads(capsys.readouterr().out)["mode"])
+    assert modes == ["expr_to_pos", "joint", "expr_to_pos"]
+
+
 def test_new_tissue_is_made_of_nothing_but_a_number_of_cells(place: Path, tmp_path: Path, capsys):
     made = tmp_path / "new.h5ad"
     arguments = ["--checkpoint", checkpoint(place), "--num_cells", 25, "--num_slices", 2]
