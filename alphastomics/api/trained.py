@@ -46,7 +46,7 @@ from alphastomics.generation.cells import (
 from alphastomics.generation.commands import read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
-from alphastomics.generation.output import frame_table, new_anndata, put_into
+from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
 
@@ -277,8 +277,9 @@ class TrainedVerbs:
                 cells, made, frame, by_name=True, scale=False, reflection=mirrored
             )
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
-        put_into(scratch, made, cells, self._trained().genes, mode)
-        scratch.uns["alphastomics"] |= frame_table(framed)
+        if "alphastomics" in adata.uns:
+            scratch.uns["alphastomics"] = adata.uns["alphastomics"]
+        put_into(scratch, made, cells, self._trained().genes, mode, framed)
         for place in ("obsm", "layers", "uns"):
             for key, value in getattr(scratch, place).items():
                 put_quietly(adata, place, key, value)

@@ -32,7 +32,13 @@ from alphastomics.generation.frame import (
 )
 from alphastomics.generation.generate import as_tissue, generate, modes_of, require_mode
 from alphastomics.generation.notices import is_processed, sample_notices
-from alphastomics.generation.output import read_original, refuse_existing, write_h5ad, write_pt
+from alphastomics.generation.output import (
+    UNCALIBRATED,
+    read_original,
+    refuse_existing,
+    write_h5ad,
+    write_pt,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +170,8 @@ def say_what_counts(
         logger.warning("%s", words)
     if mode == "joint" and source is not None:
         logger.info(ONLY_THE_NUMBER, source)
+    if mode == "expr_to_pos" and settings.num_samples > 1:
+        logger.warning("%s", UNCALIBRATED)
 
 
 def mode_for(cells: InputCells, module: AlphaSTomicsModule, mode: Mode) -> Mode:

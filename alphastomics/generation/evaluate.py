@@ -174,7 +174,7 @@ def value_scores(
 
 
 def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
-    """Compare the spread of placed cells with their error, in the frame of the truth."""
+    """Compare the std that `sample` writes with the error, in the frame of the truth."""
     if len(made.draws) < LEAST_DRAWS:
         return {}
     assert cells.position is not None
@@ -182,7 +182,8 @@ def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> di
     turn = {"scale": False, "reflection": True}
     estimate = aligned(made.estimate.position[rows, : cells.dims], true, **turn)
     draws = [aligned(draw[rows, : cells.dims], estimate, **turn) for draw in made.draws]
-    found = envelope(torch.stack(draws).numpy())
+    written = made.estimate.position_std[rows, : cells.dims]
+    found = envelope(torch.stack(draws).numpy())._replace(deviation=written)
     return named(calibration(estimate.numpy(), true, found))
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
-from scipy.stats import chi2, spearmanr
+from scipy.stats import chi2
 
 from alphastomics.errors import InputError
+from alphastomics.evaluation.calibration import error_and_spread
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.evaluation.scores import MORAN_NEIGHBOURS
-from alphastomics.evaluation.table import best_method, is_yardstick
+from alphastomics.evaluation.table import bar_end, best_method, is_yardstick
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import Curve, Findings, Inside, Path, Placed, Scores
 from alphastomics.report.words import HEADLINES, METRICS, MODES, MOST_HEADLINES, OURS, words_of
@@ -152,27 +153,35 @@ def gene_levels(
 
 
 def calibration(
-    error: Float[np.ndarray, " N"], spread: Float[np.ndarray, " N"], dims: int
+    error: Float[np.ndarray, " N"],
+    spread: Float[np.ndarray, " N"],
+    dims: int,
+    slice_id: Int64[np.ndarray, " N"] | None = None,
 ) -> dict[str, Any]:
     """Compare what the spread promises with the errors that came.
 
     Cells are binned by spread: root mean square error against root mean square spread. Coverage:
     if errors were Gaussian with that spread, alike along every axis, |error|^2 D / spread^2 would
     be chi-squared with D degrees of freedom, and the share of cells within its p-quantile p.
+    `ratio` and `correlation` are those of `test`: of each slice, averaged by their cells.
     """
+    slices = np.zeros(len(error), dtype=np.int64) if slice_id is None else slice_id
     bins = max(1, min(CALIBRATION_BINS, len(error) // LEAST_IN_A_BIN))
     parts = np.array_split(np.argsort(spread, kind="stable"), bins)
     squared, variance = (np.square(part, dtype=np.float64) for part in (error, spread / dims**0.5))
     radii = chi2.ppf(COVERAGE_LEVELS, dims)
     covered = [float(np.mean(squared <= radius * variance)) for radius in radii]
+    found = [error_and_spread(error[slices == n], spread[slices == n]) for n in np.unique(slices)]
+    weight = np.unique(slices, return_counts=True)[1] / len(error)
+    ratio, correlation = (float(np.dot(weight, part)) for part in zip(*found, strict=True))
     varied = np.ptp(spread) > 0 and np.ptp(error) > 0
     return {
         "spread": [_rms(spread[part]) for part in parts],
         "error": [_rms(error[part]) for part in parts],
         "level": COVERAGE_LEVELS.tolist(),
         "covered": covered,
-        "ratio": _rms(error) / _rms(spread) if spread.any() else None,
-        "correlation": float(spearmanr(spread, error).statistic) if varied else None,
+        "ratio": ratio if np.isfinite(ratio) else None,
+        "correlation": correlation if varied else None,
     }
 
 
@@ -268,7 +277,12 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
                 "headlines": headlines[:MOST_HEADLINES],
                 "aside": [method for method in methods if is_yardstick(method)],
                 "metrics": [
-                    {"name": name, "best": best_method(name, methods), **words_of(name)._asdict()}
+                    {
+                        "name": name,
+                        "best": best_method(name, methods),
+                        "full": bar_end(name, methods),
+                        **words_of(name)._asdict(),
+                    }
                     for name in metrics
                 ],
                 "values": {
@@ -293,15 +307,18 @@ def type_codes(cells: InputCells) -> tuple[list[str], Int64[np.ndarray, " N"]] |
     return [str(name) for name in names[order]], rank[number]
 
 
-def placed_data(placed: Placed, rows: Int64[np.ndarray, " M"], dims: int) -> dict[str, Any]:
+def placed_data(placed: Placed, rows: Int64[np.ndarray, " M"], cells: InputCells) -> dict[str, Any]:
     """Pack the placed cells, their errors and their spreads."""
     spread = placed.spread
+    compared = None
+    if spread is not None:
+        compared = calibration(placed.error, spread, cells.dims, cells.slice_id)
     return {
         "place": places(placed.position[rows]),
         "error": spanned(placed.error[rows]),
         "error_median": float(np.median(placed.error)),
         "spread": None if spread is None else spanned(spread[rows]),
-        "calibration": None if spread is None else calibration(placed.error, spread, dims),
+        "calibration": compared,
     }
 
 
@@ -351,7 +368,7 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
             cells.measured[np.ix_(cells.slice_id[rows], picked)],
             [findings.genes[number] for number in picked],
         ),
-        "placed": findings.placed and placed_data(findings.placed, rows, cells.dims),
+        "placed": findings.placed and placed_data(findings.placed, rows, cells),
         "agreement": None
         if predicted is None
         else gene_agreement(findings, predicted, moran, seed),

@@ -72,12 +72,11 @@ const isOurs = (method, table) => method.startsWith(table.ours);
 
 function scoreBars(table, metric) {
   const values = table.methods.map((method) => table.values[method][metric.name]);
-  const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
   const arrow = { higher: "↑", lower: "↓", unknown: "" }[metric.better];
   const rows = table.methods.map((method, index) => {
     const row = element("div", { className: `bar-row${isOurs(method, table) ? " ours" : ""}${table.aside.includes(method) ? " oracle" : ""}` },
       element("span", { text: `${method}${method === metric.best ? " ★" : ""}` }), element("b", { text: shortNumber(values[index]) }), element("i"));
-    row.style.setProperty("--share", `${(100 * Math.max(0, values[index] ?? 0)) / largest}%`);
+    row.style.setProperty("--share", `${Math.min(100, (100 * Math.max(0, values[index] ?? 0)) / metric.full)}%`);
     return row;
   });
   return element("div", { title: metric.meaning }, element("h3", { text: metric.label + " " }, element("small", { text: arrow })), ...rows, element("p", { className: "hint", text: metric.meaning }));
@@ -131,6 +130,7 @@ function showErrors() {
   const both = { label: "Distance", group: "Cells", low: 0, high, colours: INFERNO, unit: "data units", arrays: async () => Promise.all(sides.map(async ([, entry]) => shares(await unpack(entry), 0, high))) };
   tissues(body, { panels: sides.map(([title]) => ({ title, place: data.place })), choices: [both], height: Math.round(sideHeight * 0.8) });
   if (!spread) return absent(body, "No uncertainty", data.missing.spread);
+  body.append(element("p", { className: "note", id: "uncalibrated", text: `The std of the samples is not calibrated${calibration.ratio === null ? "" : `: errors are ${shortNumber(calibration.ratio)} times as large`}. Do not read it as a confidence interval; it ranks cells at most.` }));
   const row = body.appendChild(element("div", { className: "row" }));
   const most = Math.max(...calibration.spread, ...calibration.error) * 1.06;
   const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alphastomics.ablation import runs as runs_module
@@ -16,11 +17,13 @@ from alphastomics.ablation.drawing import averaged, forests
 from alphastomics.ablation.findings import conclude, expectations
 from alphastomics.ablation.page import render
 from alphastomics.ablation.runs import Budget, Run
-from alphastomics.ablation.scoring import held_out, scores
+from alphastomics.ablation.scoring import held_out, place_figures, scores
 from alphastomics.ablation.tables import markdown
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
+from alphastomics.evaluation.ranks import distance_spearman
+from alphastomics.generation.cells import InputCells
 from alphastomics.generation.evaluate import OURS, evaluate
 from tests.diffusion_model.conftest import tiny_config
 
@@ -246,3 +249,17 @@ def test_a_damaged_run_is_told(tmp_path):
     path.write_text('{"settings": 3}')
     with pytest.raises(InputError, match="not a run of a comparison"):
         runs_module.read_run(path, Configuration("Baseline", {}), 1, {"settings": {}})
+
+
+def test_a_spearman_that_is_undefined_for_a_cell_does_not_spoil_the_mean():
+    # The true distances of the first cell are all equal: its Spearman is undefined.
+    directions = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]] * 4)[:13]
+    true = np.zeros((14, 3), np.float32)
+    true[1:, :2] = directions
+    cells = InputCells(
+        np.ones((14, 2), np.float32), np.ones((1, 2), bool), true, 2,
+        np.zeros(14, np.int64), ["s"], [str(n) for n in range(14)], None,
+    )  # fmt: skip
+    predicted = np.random.default_rng(0).normal(size=(14, 3)).astype(np.float32)
+    assert np.isnan(distance_spearman(predicted[:, :2], true[:, :2]).numpy()).any()
+    assert np.isfinite(place_figures(cells, np.arange(14), predicted)["spearman_mean"])

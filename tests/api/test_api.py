@@ -77,6 +77,18 @@ def test_predictions_and_keys_are_those_of_sample(
         np.testing.assert_array_equal(returned[:, columns], adata.layers["generated"])
 
 
+def test_a_second_prediction_keeps_what_the_first_one_stored(model, slices):
+    adata = slices[0]
+    model.predict_positions(adata, reference=slices[1])
+    first = dict(adata.uns["alphastomics"]["expr_to_pos"])
+    assert "frame" in first
+    model.predict_expression(adata)
+    assert adata.uns["alphastomics"]["mode"] == "pos_to_expr"
+    kept = adata.uns["alphastomics"]["expr_to_pos"]
+    assert kept.keys() == first.keys()
+    np.testing.assert_array_equal(kept["frame"]["rotation"], first["frame"]["rotation"])
+
+
 def test_places_come_in_the_frame_of_a_reference_as_by_sample(
     by_commands, model, slices, slice_files, tmp_path
 ):

@@ -99,6 +99,14 @@ def test_cells_of_a_processed_folder_keep_their_names(place: Path, tmp_path: Pat
         assert name.removeprefix(f"{where}:") in sources[where].obs_names
 
 
+def test_the_std_of_positions_says_that_it_is_not_calibrated(place: Path, tmp_path: Path, caplog):
+    source = next((place / "slices").glob("*.h5ad"))
+    made = anndata.read_h5ad(run_sample(place, source, tmp_path / "a.h5ad")["output"])
+    assert not made.uns["alphastomics"]["spatial_std_calibrated"]
+    assert "spatial_std is not calibrated" in made.uns["alphastomics"]["spatial_std_note"]
+    assert "spatial_std is not calibrated" in caplog.text
+
+
 def test_dissociated_cells_are_placed_when_no_mode_is_given(place: Path, tmp_path: Path, capsys):
     dissociated = anndata.read_h5ad(next((place / "slices").glob("*.h5ad")))
     spatial = dissociated.copy()

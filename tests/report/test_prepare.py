@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphastomics.errors import InputError
+from alphastomics.evaluation.calibration import Envelope
+from alphastomics.evaluation.calibration import calibration as evaluation_calibration
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.report import prepare
 from alphastomics.report.findings import Curve
@@ -90,6 +92,24 @@ def test_errors_that_keep_the_promise_of_their_spread_are_calibrated(dims: int):
     sure = calibration(error, spread / 2, dims)
     assert sure["ratio"] == pytest.approx(2, abs=0.04)
     assert all(np.array(sure["covered"]) < np.array(sure["level"]))
+
+
+def test_the_ratio_on_the_page_is_that_of_test():
+    random = np.random.default_rng(1)
+    position = random.normal(size=(90, 2)).astype(np.float32)
+    slice_id = np.repeat([0, 1], [30, 60])
+    deviation = random.uniform(0.1, 0.5, size=(90, 2)) * (1 + slice_id)[:, None]
+    estimate = position + random.normal(size=(90, 2))
+    scored = []
+    for number in (0, 1):
+        rows = slice_id == number
+        samples = Envelope(position[rows], position[rows], deviation[rows], 4)
+        scored.append(evaluation_calibration(estimate[rows], position[rows], samples))
+    error = np.linalg.norm(estimate - position, axis=1)
+    found = calibration(error, np.linalg.norm(deviation, axis=1), 2, slice_id)
+    means = np.average(np.array(scored), axis=0, weights=[30, 60])
+    assert found["ratio"] == pytest.approx(means[2])
+    assert found["correlation"] == pytest.approx(means[3])
 
 
 def test_a_spread_of_nothing_covers_nothing_and_divides_by_nothing():
