@@ -21,7 +21,9 @@ SEEDS = [
     Flag("deterministic", "seed.deterministic", value=True),
 ]
 OVERWRITE = switch("overwrite", "Replace what is already in the output place.")
-CHECKPOINT = path_flag("checkpoint", "Checkpoint of a trained model.", required=True)
+CHECKPOINT = path_flag(
+    "checkpoint", "Trained model: a checkpoint, a run's folder or an exported one.", required=True
+)
 SPLIT_NAME = Flag(
     "split",
     help="Cells of a processed folder to use: train, validation or test.",

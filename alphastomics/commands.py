@@ -144,6 +144,7 @@ def sample(call: Call) -> str:
 
 def test(call: Call) -> str:
     """Score a checkpoint; print the scores as a table."""
+    from alphastomics.diffusion_model.run_folder import checkpoint_of
     from alphastomics.evaluation.table import score_table
     from alphastomics.generation.commands import test as run_test
     from alphastomics.generation.notices import score_notices
@@ -151,8 +152,8 @@ def test(call: Call) -> str:
     arguments = call.arguments
     if arguments.output is not None and arguments.output.exists() and not arguments.overwrite:
         raise InputError(f"{arguments.output}: exists; add --overwrite, or name another --output")
-    tested = {
-        "checkpoint": arguments.checkpoint,
+    tested: dict[str, Any] = {
+        "checkpoint": checkpoint_of(arguments.checkpoint),
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
         "split": arguments.split or DEFAULT_SPLIT,
     }

@@ -74,8 +74,7 @@ def read_document(path: Path) -> dict[Any, Any]:
     """Read a YAML file into a document; an empty file is an empty document."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a YAML file")
-    if not path.is_file():
-        raise InputError(f"{path}: no such configuration file")
+    path = path if path.is_file() else preset_of(path)
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader)
     except UnicodeDecodeError as error:
@@ -90,6 +89,23 @@ def read_document(path: Path) -> dict[Any, Any]:
             f"got {type(document).__name__}"
         )
     return document
+
+
+def presets() -> dict[str, Path]:
+    """Return the presets that come with the package, by name: in a clone, or beside the code."""
+    here = Path(__file__).parent
+    found = [*(here.parent / "configs").glob("*.yaml"), *(here / "configs").glob("*.yaml")]
+    return {path.stem: path for path in sorted(found)}
+
+
+def preset_of(path: Path) -> Path:
+    """Return the preset that is named, wherever the user is: `reconstruct`, or configs/….yaml."""
+    known = presets()
+    if path.stem in known and str(path.parent) in (".", "configs"):
+        return known[path.stem]
+    raise InputError(
+        f"{path}: no such configuration file; presets by name: {', '.join(known) or 'none'}"
+    )
 
 
 def _one_line(error: Exception) -> str:

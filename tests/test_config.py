@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphastomics.cli import parse_arguments
 from alphastomics.config import Config
 from alphastomics.config_file import (
     SECOND_NAMES,
@@ -254,3 +255,11 @@ def test_any_bytes_are_accepted_or_refused_in_words(tmp_path_factory, content: b
         parse_document(read_document(path), "config")
     except InputError as error:
         assert len(str(error)) > len("config: ")
+
+
+@pytest.mark.parametrize("name", ["reconstruct", "reconstruct.yaml", "configs/reconstruct.yaml"])
+def test_a_preset_can_be_named_from_anywhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_arguments(["train", "--config", name]).config.training.mode == "expr_to_pos"
+    with pytest.raises(InputError, match="presets by name: expression, reconstruct"):
+        parse_arguments(["train", "--config", "elsewhere/reconstruct.yaml"])

@@ -25,6 +25,7 @@ from torch import Tensor
 from alphastomics import __version__
 from alphastomics.config_file import parse_document, to_document
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.diffusion_model.trainer_module import TrainerModule
 from alphastomics.errors import InputError
 from alphastomics.files import write_bytes, write_text
@@ -221,9 +222,13 @@ def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, d
 def load_module(
     path: Path, kind: type[AlphaSTomicsModule] = AlphaSTomicsModule
 ) -> tuple[AlphaSTomicsModule, list[str]]:
-    """Build the module of a checkpoint, or of an exported folder, and return it with its genes."""
+    """Build the module of a checkpoint, and return it with its genes.
+
+    The folder of a run stands for its best checkpoint; an exported folder will do, too.
+    """
     if (path / WEIGHTS_FILE).is_file():
         return import_weights(path, kind)
+    path = checkpoint_of(path)
     content = read_checkpoint(path)
     module = module_of(content[OWN_KEY], path, kind)
     try:

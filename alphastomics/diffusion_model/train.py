@@ -121,7 +121,8 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
     if request.resume is None:
         return None
     if request.resume != "last":
-        return Path(request.resume)
+        named = Path(request.resume)
+        return RunFolder(named).last if RunFolder(named).exists() else named
     if not folder.last.is_file():
         logger.info("%s: no checkpoint yet; starting anew", folder.path)
         return None

@@ -12,6 +12,7 @@ import torch
 from alphastomics.config import Config, Mode, SamplingConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
 from alphastomics.generation.cells import (
@@ -78,7 +79,8 @@ def read_cells(
     if path.suffix == ".pt":
         return read_pt(path, len(genes))
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder, seen from the working folder")
+        hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
+        raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
     if path.suffix in (".h5ad", ".zarr"):
         return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
@@ -244,6 +246,7 @@ def test(
     config: Config, *, checkpoint: Path, input_data: Path, split: str, output: Path | None
 ) -> dict[str, Any]:
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
+    checkpoint = checkpoint_of(checkpoint)
     module, genes = load_for_use(checkpoint)
     cells = read_cells(input_data, module, genes, config, split)
     known = read_processed(input_data, genes, "train") if is_processed(input_data) else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.files import require_file, write_text
 from alphastomics.generation.cells import InputCells, read_processed
@@ -61,7 +61,7 @@ def report(
     target = run / REPORT_FILE if output is None else output
     require_html(target)
     refuse_existing(target, overwrite=overwrite)
-    chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint
+    chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint_of(checkpoint)
     return write_report(config, checkpoint=chosen, request=request, target=target)
 
 
@@ -110,27 +110,6 @@ def require_html(path: Path) -> None:
     """Refuse a name that no browser would open as a page."""
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"{path}: expected an --output that ends in .html")
-
-
-def best_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint that a run holds for its best, or else its last."""
-    if not folder.exists():
-        raise InputError(f"{folder.path}: not the folder of a run (train makes one)")
-    summary = folder.path / "report.json"
-    if summary.is_file():
-        try:
-            named = Path(json.loads(summary.read_text(encoding="utf-8"))["best_checkpoint"])
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"{summary}: damaged; name the checkpoint with --checkpoint"
-            ) from error
-        # By its name alone: the folder may have been moved since.
-        best = folder.checkpoints / named.name
-        if best.is_file():
-            return best
-    if not folder.last.is_file():
-        raise InputError(f"{folder.path}: has no checkpoint yet; wait for one, or name another run")
-    return folder.last
 
 
 def report_of_test(

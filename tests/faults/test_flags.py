@@ -103,7 +103,6 @@ REFUSED = [
     "sample --checkpoint {checkpoint} --num_cells 99999999999999 --output x.h5ad",
     "sample --checkpoint {checkpoint} --num_cells 5 --num_slices 0 --output x.h5ad",
     "sample --checkpoint {checkpoint} --num_cells 5 --num_slices 99999999999999 --output x.h5ad",
-    "sample --checkpoint {run} --input_data {slice}",
     "sample --checkpoint= --input_data {slice}",
     "extract --checkpoint {checkpoint} --data_dir {processed} --output x.csv",
     "extract --checkpoint {checkpoint} --data_dir {processed} --output {home}",

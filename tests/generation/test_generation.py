@@ -107,6 +107,32 @@ def test_the_std_of_positions_says_that_it_is_not_calibrated(place: Path, tmp_pa
     assert "spatial_std is not calibrated" in caplog.text
 
 
+def test_the_folder_of_a_run_serves_wherever_a_checkpoint_does(place: Path, tmp_path: Path):
+    source = str(next((place / "slices").glob("*.h5ad")))
+    run, data = str(place / "joint"), str(place / "processed")
+    flags = ["--sample_mode", "expr_to_pos", "--num_steps", "2"]
+    output = ["--output", str(tmp_path / "a.h5ad")]
+    assert main(["sample", "--checkpoint", run, "--input_data", source, *flags, *output]) == 0
+    output = ["--output", str(tmp_path / "e.npz")]
+    assert main(["extract", "--checkpoint", run, "--data_dir", data, *output]) == 0
+    made = tmp_path / "scores.json"
+    words = ["--data_dir", data, "--num_steps", "2", "--output", str(made), "--no_report"]
+    assert main(["test", "--checkpoint", run, *words]) == 0
+    assert made.is_file()
+
+
+def test_an_empty_split_is_refused_with_what_to_use(place: Path, tmp_path: Path, capsys):
+    for name, ratio in (("all", "1.0"), ("some", "0.9")):
+        flags = ["--output_dir", str(tmp_path / name), "--train_ratio", ratio, "--val_ratio", "0"]
+        assert main(["preprocess", "--input_dir", str(place / "slices"), *flags]) == 0
+    capsys.readouterr()
+    words = ["--checkpoint", str(checkpoint(place)), "--data_dir", str(tmp_path / "all")]
+    assert main(["test", *words]) == 2
+    said = capsys.readouterr().err
+    assert "its test split has 0 cell(s)" in said
+    assert "--input_data, or --split train" in said
+
+
 def test_dissociated_cells_are_placed_when_no_mode_is_given(place: Path, tmp_path: Path, capsys):
     dissociated = anndata.read_h5ad(next((place / "slices").glob("*.h5ad")))
     spatial = dissociated.copy()

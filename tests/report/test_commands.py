@@ -11,7 +11,7 @@ import torch
 
 from alphastomics.cli import parse_arguments
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
-from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import rmsd
@@ -26,7 +26,7 @@ from alphastomics.report.collect import (
     place,
     read_curves,
 )
-from alphastomics.report.commands import best_checkpoint, page_beside, read_scores, run_of
+from alphastomics.report.commands import page_beside, read_scores, run_of
 from alphastomics.report.inside import look_inside
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config
