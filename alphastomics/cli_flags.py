@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
-from alphastomics.cli_training import BATCH_SIZE, CONFIG, DATA_DIR, TRAINING
+from alphastomics.cli_training import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
 
 PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"
@@ -46,6 +46,7 @@ SLICE_INPUT = [
     path_flag("input_dir", "Folder of .h5ad slices, searched in sorted order.", required=True),
     path_flag("output_dir", "Folder to write.", required=True),
     CONFIG,
+    SET,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
     Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
@@ -107,6 +108,7 @@ COMMANDS = {
             path_flag("input_dirs", "Folders that stage1 wrote.", required=True, many=True),
             path_flag("output_dir", "Folder to write.", required=True),
             CONFIG,
+            SET,
             *SPLIT,
             *SPREAD,
             OVERWRITE,
@@ -129,6 +131,7 @@ COMMANDS = {
         [
             CHECKPOINT,
             CONFIG,
+            SET,
             DATA_DIR,
             Flag(
                 "batch_size",
@@ -164,6 +167,7 @@ COMMANDS = {
                 required=True,
                 positional=True,
             ),
+            SET,
             path_flag("checkpoint", "Checkpoint to report on.", default="the best of the run"),
             DATA_DIR,
             path_flag(
@@ -210,6 +214,7 @@ COMMANDS = {
             ),
             count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
             CONFIG,
+            SET,
             Flag("sample_mode", "sampling.mode"),
             Flag("num_steps", "sampling.num_steps", help=STEPS_HELP),
             Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
@@ -240,6 +245,7 @@ COMMANDS = {
         [
             CHECKPOINT,
             CONFIG,
+            SET,
             replace(DATA_DIR, excludes="data"),
             path_flag(
                 "input_data",
@@ -289,6 +295,7 @@ COMMANDS = {
         [
             path_flag("output_dir", "Folder to write.", required=True),
             CONFIG,
+            SET,
             Flag("cells", "simulation.cells"),
             Flag("slices", "simulation.slices"),
             Flag("genes", "simulation.genes"),
@@ -311,6 +318,7 @@ COMMANDS = {
         "Print what the network of a config costs: parameters and arithmetic.",
         [
             CONFIG,
+            SET,
             Flag("num_genes", "model.num_genes", help="Genes of the data.", default="none"),
             DATA_DIR,
             VERBOSE,

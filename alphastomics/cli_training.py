@@ -8,12 +8,29 @@ LAYER = "TransformerLayer_setting"
 CONFIG = path_flag(
     "config", "YAML file with settings.", default="config.yaml in the working folder, if any"
 )
+SET = Flag(
+    "set",
+    help="Any settings by their path in config.yaml, as in model.d_model=128.",
+    default="none",
+    kind=str,
+    many=True,
+    metavar="KEY=VALUE",
+)
 DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
 BATCH_SIZE = Flag("batch_size", "training.batch_size")
 TRAINING = [
     CONFIG,
+    SET,
     DATA_DIR,
     BATCH_SIZE,
+    Flag("d_model", "model.d_model"),
+    Flag("n_layers", "model.n_layers"),
+    Flag("n_heads", "model.n_heads"),
+    Flag("dropout", "model.dropout"),
+    Flag("weight_decay", "training.weight_decay"),
+    Flag("set_size", f"{LOADING}.set_size"),
+    Flag("set_draw", f"{LOADING}.set_draw"),
+    Flag("logger", "logging.logger"),
     Flag("epochs", "training.max_epochs"),
     Flag("lr", "training.learning_rate"),
     Flag("training_mode", "training.mode"),

@@ -16,6 +16,7 @@ import torch
 from anndata import AnnData
 from jaxtyping import Float32
 
+from alphastomics.api.notebook import for_notebooks
 from alphastomics.api.settings import document_of, settled
 from alphastomics.api.setup import (
     Setup,
@@ -66,6 +67,7 @@ def encoder_alone(module: AlphaSTomicsModule, mode: str) -> Iterator[None]:
         trunk.layers = layers
 
 
+@for_notebooks
 class TrainedVerbs:
     """The verbs of a model that is trained; `AlphaSTomics` adds how it comes to be.
 
@@ -185,7 +187,7 @@ class TrainedVerbs:
         Parameters
         ----------
         adata
-            Cells with counts and coordinates.
+            Cells with counts; those without coordinates are embedded by expression alone.
         mode
             Which hidden state: encoder, transformer or all_layers.
         **keywords

@@ -37,7 +37,7 @@ CONTACT_SHARES = {"1pct": 0.01, "10pct": 0.10}  # G2T's and LUNA's
 
 
 def position_scores(
-    predicted: Float[Array, "N D"], true: Float[Array, "N D"], labels: Labels | None
+    predicted: Float[Array, "N D"], true: Float[Array, "N D"], labels: Labels | None = None
 ) -> dict[str, float]:
     """Every metric of positions; with cell types, the RSSD of classes too.
 
