@@ -185,6 +185,7 @@ COMMANDS = {
                 many=True,
                 metavar="GENE",
             ),
+            Flag("unit", help="Unit of the coordinates, for labels.", default="µm", kind=str),
             Flag("num_steps", "sampling.num_steps"),
             Flag("sampler", "sampling.sampler"),
             Flag("num_samples", "sampling.num_samples"),

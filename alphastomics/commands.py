@@ -173,7 +173,7 @@ def test(call: Call) -> str:
 def report(call: Call) -> str:
     """Write the report of a run; print where it is."""
     from alphastomics.generation.notices import score_notices
-    from alphastomics.report.commands import Request, read_scores
+    from alphastomics.report.commands import DEFAULT_UNIT, Request, read_scores
     from alphastomics.report.commands import report as run_report
 
     arguments = call.arguments
@@ -182,6 +182,7 @@ def report(call: Call) -> str:
         arguments.split or DEFAULT_SPLIT,
         arguments.genes or (),
         None if arguments.scores is None else read_scores(arguments.scores),
+        arguments.unit or DEFAULT_UNIT,
     )
     for words in score_notices(call.given, request.input_data):
         logger.warning("%s", words)

@@ -104,6 +104,7 @@ MAP = {
         "evaluation",
         "files",
         "generation",
+        "preprocessing",
     },
     "demo": {
         "config",

@@ -211,6 +211,7 @@ class AlphaSTomics(TrainedVerbs):
         self._model = TrainedModel(module, genes, record)
         self.logged = read_logged(RunFolder(Path(summary["run"])).metrics)
         self.history = losses_of(self.logged)
+        record["history"] = self.history.to_dict("list")
         return self
 
     def _placed(self, config: Config) -> Config:
@@ -288,6 +289,8 @@ class AlphaSTomics(TrainedVerbs):
         new.config = module.config
         new.logged = logged_beside(path)
         new.history = losses_of(new.logged)
+        if new.history.empty and isinstance(record.get("history"), dict):
+            new.history = pd.DataFrame(record["history"])
         new._data, new._setups = {}, {}
         new._dims = 3 if module.config.data.preprocessing.position_is_3d else 2
         new._folder, new._is_own_folder = path, False

@@ -96,7 +96,8 @@ def _mode_table(mode: str, methods: Mapping[str, Mapping[str, float]]) -> str:
 def _cell(value: float | None, is_best: bool) -> str:  # noqa: FBT001 - one of two parts of a cell
     if value is None:
         return " " * COLUMN_WIDTH
-    shown = f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
+    shown = f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    shown = shown if len(shown) < COLUMN_WIDTH else f"{value:.4g}"
     return f"{shown:>{COLUMN_WIDTH - 1}}{MARK if is_best else ' '}"
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.output import refuse_existing
 from alphastomics.report.collect import collect, read_curves
 from alphastomics.report.findings import Scores
+from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
 from alphastomics.report.words import MODES
@@ -26,6 +27,7 @@ from alphastomics.report.words import MODES
 logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
+DEFAULT_UNIT = "µm"
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,15 @@ class Request:
         Genes that must be among the colours.
     scores
         What `test` found; None scores anew.
+    unit
+        Unit of the coordinates.
     """
 
     input_data: Path
     split: str
     genes: Sequence[str] = ()
     scores: Scores | None = None
+    unit: str = DEFAULT_UNIT
 
 
 def report(
@@ -93,6 +98,9 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
         facts=facts_of(module, genes, cells, config, checkpoint, request),
         scores=scores,
         curves={} if folder is None else read_curves(folder.metrics),
+    )
+    findings = replace(
+        findings, unit=request.unit, columns=obs_columns(request.input_data, len(cells.names))
     )
     write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
     logger.info("report: %s", target)

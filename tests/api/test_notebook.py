@@ -63,6 +63,11 @@ def test_a_loaded_run_has_its_history(model, by_run):
     assert set(loaded.history["name"].str.split("/").str[0]) <= {"train", "val"}
 
 
+def test_a_saved_model_keeps_its_history(model, tmp_path):
+    again = AlphaSTomics.load(model.save(tmp_path / "kept"))
+    pd.testing.assert_frame_equal(again.history, model.history)
+
+
 def test_positions_can_be_scored_without_labels():
     true = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     assert position_scores(true, true)["spearman_mean"] == pytest.approx(1)

@@ -35,7 +35,7 @@ def test_every_number_stands_under_its_method():
     methods = METHODS | {"short": {"procrustes": 123456.0}}
     lines = score_table({"expr_to_pos": methods, "joint": {"one": {"auc_cells": 0.5}}}).splitlines()
     row = next(line for line in lines if line.startswith("procrustes"))
-    assert row.split() == ["procrustes", "0.400*", "0.500", "0.100", "1.235e+05"]
+    assert row.split() == ["procrustes", "0.400*", "0.500", "0.100", "123,456"]
     header = next(line for line in lines if line.startswith("expr_to_pos"))
     for word in ("alphastomics", "regressor", "oracle", "short"):
         column = header.index(word) + len(word)

@@ -103,7 +103,9 @@ def test_a_file_without_cell_types_is_reported_on_with_given_scores(home: Path, 
     given = ["--input_data", source, "--scores", scores, "--output", page, *QUICK]
     assert main(["report", *map(str, [home / "joint", *given])]) == 0
     data = data_of(page)
-    assert data["types"] is None
+    assert data["types_are"] == "Cluster"
+    assert data["unit"] == "µm"
+    assert {"region", "cell_type"} & {column["name"] for column in data["columns"]}
     assert data["scores"][0]["values"] == {"me": {"procrustes": 0.25}}
 
 
