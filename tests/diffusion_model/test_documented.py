@@ -9,9 +9,11 @@ import pytest
 import pytorch_lightning
 import torch
 
+from alphastomics.attn_model import GatedSelfAttentionModel
 from alphastomics.diffusion_model import (
     AlphaSTomicsModule,
     DiffusionSampler,
+    DualModalLoss,
     MaskedDiffusionModule,
 )
 from alphastomics.diffusion_model.checkpoint import load_module
@@ -166,6 +168,28 @@ def test_forward_speaks_the_users_units():
     )
     torch.testing.assert_close(found.position, inner.position * 500.0)
     torch.testing.assert_close(found.expression, inner.expression)
+
+
+def test_the_contracts_snippet_runs_as_written(processed: Path):
+    train_loader, _, _ = create_dataloaders(
+        data_dir=str(processed), batch_size=64, streaming=True, buffer_size=50000
+    )
+    cfg, num_genes = CFG, train_loader.metadata.num_genes
+    module = AlphaSTomicsModule(cfg, num_genes)
+    batch = next(iter(train_loader))
+    expr, pos, mask = batch.expression, batch.positions, batch.node_mask
+    module.score(batch, module.draw(batch, "test"))
+    sampler = DiffusionSampler(module.average, module.noise_model)
+    expression, positions = sampler.sample(expr, pos, mask, mode="joint", num_steps=3)
+    assert (expression.shape, positions.shape) == (expr.shape, pos.shape)
+    loss = DualModalLoss(
+        lambda_expression=1.0, lambda_position=1.0, lambda_masked_reconstruction=0.5
+    )
+    assert loss is not None
+    network = GatedSelfAttentionModel(num_genes, d_model=16, n_heads=2, n_layers=1)
+    times = torch.full((len(expr), 1), 0.5)
+    expr_out, pos_out, time_out = network(expr, times, pos / 500)
+    assert (expr_out.shape, pos_out.shape, time_out.shape) == (expr.shape, pos.shape, times.shape)
 
 
 def tissue(num_cells: int = 40) -> DataHolder:
