@@ -20,6 +20,7 @@ from alphastomics.cli_schema import Command, Flag
 from alphastomics.config import Config
 from alphastomics.config_file import document_fields, parse_document, read_document
 from alphastomics.config_message import choices, nearest_path
+from alphastomics.config_section import is_auto
 from alphastomics.errors import InputError
 
 DEFAULT_CONFIG = Path("config.yaml")
@@ -135,6 +136,8 @@ def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
         return "on" if state == flag.value else "off"
     assert flag.path is not None
     default = fields[flag.path].default
+    if is_auto(fields[flag.path]):
+        return "auto: follows the data"
     if default is None:
         return "none"
     return f"{default:g}" if isinstance(default, float) else str(default)

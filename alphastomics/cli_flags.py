@@ -32,6 +32,13 @@ SPLIT_NAME = Flag(
     expected="train, validation or test",
     metavar="{train,validation,test}",
 )
+SKIP_LOG_NORMALIZE = Flag(
+    "skip_log_normalize",
+    f"{PREPROCESSING}.log_normalize",
+    value=False,
+    help="Leave out normalisation to 1e4 and log1p: it was done before.",
+    hyphenated=True,
+)
 SPREAD = [
     Flag("workers", f"{PREPROCESSING}.workers"),
     Flag(
@@ -49,15 +56,10 @@ SLICE_INPUT = [
     SET,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
+    Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
     Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
     Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
-    Flag(
-        "skip_log_normalize",
-        f"{PREPROCESSING}.log_normalize",
-        value=False,
-        help="Leave out normalisation to 1e4 and log1p.",
-        hyphenated=True,
-    ),
+    SKIP_LOG_NORMALIZE,
     Flag(
         "skip_scale",
         f"{PREPROCESSING}.scale",
@@ -152,6 +154,7 @@ COMMANDS = {
             switch("no_report", "Leave out the HTML report beside the JSON file."),
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),
@@ -238,6 +241,7 @@ COMMANDS = {
             path_flag("output", "File for the generated cells.", default="beside the input"),
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),
@@ -261,6 +265,7 @@ COMMANDS = {
             BATCH_SIZE,
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),
@@ -301,6 +306,7 @@ COMMANDS = {
             Flag("slices", "simulation.slices"),
             Flag("genes", "simulation.genes"),
             Flag("dims", "simulation.dims"),
+            Flag("common_frame", "simulation.common_frame", value=True),
             Flag("panel_share", "simulation.panel_share"),
             OVERWRITE,
             *SEEDS,
@@ -326,7 +332,13 @@ COMMANDS = {
         ],
     ),
     "config": Command(
-        "Print every setting with its default and meaning, as a config.yaml to start from.",
-        [VERBOSE],
+        "Print every setting with its default and meaning, as a config.yaml to start from; with "
+        "--data_dir, what `train` would choose for these data, and why.",
+        [
+            CONFIG,
+            Flag("data_dir", "data.processed_data_dir", metavar="PATH", default="none"),
+            Flag("gpus", "distributed.devices"),
+            VERBOSE,
+        ],
     ),
 }

@@ -67,7 +67,7 @@ def stage2(call: Call) -> str:
 def train(call: Call) -> str | None:
     """Train a model; print a summary of the run, on the first rank."""
     from alphastomics.diffusion_model.train import Request
-    from alphastomics.diffusion_model.train import train as run_train
+    from alphastomics.fit import fit
 
     arguments = call.arguments
     if arguments.test_after_train:
@@ -77,7 +77,7 @@ def train(call: Call) -> str | None:
     for words in unused_by_train(call):
         logger.warning("%s", words)
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
-    summary = run_train(call.config, request)
+    summary = fit(call.config, request)
     if not summary:
         return None
     if arguments.test_after_train:
@@ -150,8 +150,7 @@ def test(call: Call) -> str:
     from alphastomics.generation.notices import score_notices
 
     arguments = call.arguments
-    if arguments.output is not None and arguments.output.exists() and not arguments.overwrite:
-        raise InputError(f"{arguments.output}: exists; add --overwrite, or name another --output")
+    require_free_outputs(arguments)
     tested: dict[str, Any] = {
         "checkpoint": checkpoint_of(arguments.checkpoint),
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
@@ -168,6 +167,18 @@ def test(call: Call) -> str:
 
         lines.append(f"report: {report_of_test(call.config, **tested, scored=scores)}")
     return "\n".join(lines)
+
+
+def require_free_outputs(arguments: Any) -> None:
+    """Refuse to replace the file that was named, or a page beside it, without --overwrite."""
+    from alphastomics.report.commands import page_beside
+
+    if arguments.output is None or arguments.overwrite:
+        return
+    pages = [] if arguments.no_report else [page_beside(arguments.output)]
+    for path in (arguments.output, *pages):
+        if path.exists():
+            raise InputError(f"{path}: exists; add --overwrite, or name another --output")
 
 
 def report(call: Call) -> str:
@@ -270,11 +281,15 @@ def info(call: Call) -> str:
     )
 
 
-def config(_call: Call) -> str:
-    """Print the commented default settings."""
+def config(call: Call) -> str:
+    """Print the commented default settings, or the plan for a processed folder."""
     from alphastomics.config_file import commented_yaml
 
-    return commented_yaml()
+    if "data_dir" not in call.given:
+        return commented_yaml()
+    from alphastomics.fit import plan_for
+
+    return "\n".join(plan_for(call.config).lines())
 
 
 def not_yet(call: Call) -> str:

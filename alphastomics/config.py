@@ -14,7 +14,21 @@ from alphastomics.config_data import (
     PreprocessingConfig,
     SimulationConfig,
 )
-from alphastomics.config_section import LARGEST_COUNT, RATIO_ROUNDING, Section, count, share, text
+from alphastomics.config_run import (
+    DeepSpeedConfig,
+    DistributedConfig,
+    ExtractConfig,
+    FSDPConfig,
+    LoggingConfig,
+)
+from alphastomics.config_section import (
+    AUTO,
+    LARGEST_COUNT,
+    RATIO_ROUNDING,
+    Section,
+    count,
+    share,
+)
 
 __all__ = [
     "Config",
@@ -63,27 +77,47 @@ class ModelConfig(Section):
     """Size of the denoiser."""
 
     num_genes: int | None = count(None, "Genes of the model; null takes the number from the data.")
-    d_model: int = count(256, "Width of the hidden state of a cell.")
-    n_heads: int = count(8, "Attention heads of a layer; must divide d_model.")
-    n_layers: int = count(6, "Transformer layers.")
+    d_model: int = count(256, "Width of the hidden state of a cell.", json_schema_extra=AUTO)
+    n_heads: int = count(
+        8, "Attention heads of a layer; must divide d_model.", json_schema_extra=AUTO
+    )
+    n_layers: int = count(6, "Transformer layers.", json_schema_extra=AUTO)
     d_ff: int | None = count(None, "Width of the feed-forward part; null is 4 x d_model.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
+    dropout: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of activations dropped in training.",
+        json_schema_extra=AUTO,
+    )
     input_dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of given expression values dropped in training."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of given expression values dropped in training.",
+        json_schema_extra=AUTO,
     )
     smoothing_rounds: int = count(
-        0, "Rounds of smoothing given expression over alike cells of a set; 0 is none.", minimum=0
+        0,
+        "Rounds of averaging given expression over its nearest neighbours in expression; 0: none.",
+        minimum=0,
+        json_schema_extra=AUTO,
     )
-    smoothing_neighbours: int = count(15, "Alike cells that each round takes the mean of.")
-    smoothing_components: int = count(30, "Principal components in which cells are alike.")
+    smoothing_neighbours: int = count(15, "Nearest neighbours that each round averages.")
+    smoothing_components: int = count(30, "Principal components in which neighbours are found.")
     smoothing_dropout: float = Field(
-        0.2, ge=0, lt=1, description="Share of smoothed expression values dropped in training."
+        0.2,
+        ge=0,
+        lt=1,
+        description="Share of smoothed expression values dropped in training.",
+        json_schema_extra=AUTO,
     )
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelConfig":
         """Refuse a width that cannot be shared out among the heads."""
-        if self.d_model % self.n_heads:
+        # A number that is not set follows the width.
+        if "n_heads" in self.model_fields_set and self.d_model % self.n_heads:
             raise ValueError(
                 f"model.n_heads ({self.n_heads}) must divide model.d_model ({self.d_model})"
             )
@@ -154,17 +188,25 @@ class DiffusionConfig(Section):
         1.0, gt=0, le=100, description="Exponent of the clock of position: t becomes t^nu."
     )
     equal_time_share: float = share(
-        0.25, "Joint training: share of the sets whose two modalities have the same time."
+        0.25,
+        "Joint training: share of the sets whose two modalities have the same time.",
+        json_schema_extra=AUTO,
     )
     condition_share: float = share(
-        0.5, "Joint training: share of the sets in which one of the modalities is given."
+        0.5,
+        "Joint training: share of the sets in which one of the modalities is given.",
+        json_schema_extra=AUTO,
     )
-    position_frame: Literal["predicted", "random"] = Field(
+    position_frame: Literal["predicted", "random", "registered"] = Field(
         "predicted",
-        description="Frame of noisy positions beside given expression: the network's own, or any.",
+        description="Frame of positions in training: registered rotates slices onto one another "
+        "by expression, predicted asks the network, random is any.",
+        json_schema_extra=AUTO,
     )
     full_noise_share: float = share(
-        0.5, "Share of the training sets with a given modality whose other one is all noise."
+        0.5,
+        "Share of the training sets with a given modality whose other one is all noise.",
+        json_schema_extra=AUTO,
     )
 
     @model_validator(mode="after")
@@ -182,10 +224,14 @@ class TrainingConfig(Section):
     """How a model is trained."""
 
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    batch_size: int = count(1024, "Cells in a training step, on each rank.")
-    learning_rate: float = Field(1.0e-4, gt=0, description="Peak learning rate of AdamW.")
-    weight_decay: float = Field(1.0e-5, ge=0, description="Weight decay of AdamW.")
-    max_epochs: int = count(100, "Passes over the training cells.")
+    batch_size: int = count(1024, "Cells in a training step, on each rank.", json_schema_extra=AUTO)
+    learning_rate: float = Field(
+        1.0e-4, gt=0, description="Peak learning rate of AdamW.", json_schema_extra=AUTO
+    )
+    weight_decay: float = Field(
+        1.0e-5, ge=0, description="Weight decay of AdamW.", json_schema_extra=AUTO
+    )
+    max_epochs: int = count(100, "Passes over the training cells.", json_schema_extra=AUTO)
     precision: Precision = Field(
         "auto", description="Number format of the arithmetic; auto is bf16 on a GPU, 32 on a CPU."
     )
@@ -193,7 +239,12 @@ class TrainingConfig(Section):
         1.0, ge=0, description="Largest gradient norm; larger ones are scaled down; 0 is no limit."
     )
     accumulate_grad_batches: int = count(1, "Batches whose gradients are added up for one update.")
-    early_stopping: bool = Field(True, description="Stop when validation no longer improves.")
+    early_stopping: bool = Field(
+        True, description="Stop when validation no longer improves.", json_schema_extra=AUTO
+    )
+    validate_every_n_epochs: int = count(
+        1, "Epochs between two validations.", json_schema_extra=AUTO
+    )
     patience: int = count(10, "Validations without improvement before stopping early.")
     warmup_share: float = share(0.05, "Share of the steps over which the learning rate rises.")
     final_lr_share: float = share(0.05, "Share of the peak learning rate left at the end.")
@@ -227,50 +278,24 @@ class MaskingConfig(Section):
 class LossConfig(Section):
     """Weights of the loss terms."""
 
-    lambda_expression: float = Field(1.0, ge=0, description="Weight of the expression loss.")
+    lambda_expression: float = Field(
+        1.0, ge=0, description="Weight of the expression loss.", json_schema_extra=AUTO
+    )
     lambda_position: float = Field(1.0, ge=0, description="Weight of the position loss.")
     position: Literal["distance", "aligned", "both"] = Field(
-        "distance", description="Error of distances, of places after rigid alignment, or their sum."
+        "distance",
+        description="Error of distances, of positions after rigid alignment, or their sum.",
+        json_schema_extra=AUTO,
     )
     reflection: bool = Field(True, description="Allow mirror images when aligning.")
-
-
-class DeepSpeedConfig(Section):
-    """Settings of `strategy: deepspeed`."""
-
-    stage: Literal[1, 2, 3] = Field(2, description="ZeRO stage.")
-
-
-class FSDPConfig(Section):
-    """Settings of `strategy: fsdp`."""
-
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = Field(
-        "FULL_SHARD",
-        description="Shard weights, gradients and optimizer state, or keep weights gathered "
-        "between forward and backward.",
-    )
-
-
-class DistributedConfig(Section):
-    """On what a run is spread."""
-
-    strategy: Literal["auto", "ddp", "fsdp", "deepspeed"] = Field(
-        "auto", description="How training is spread; auto is ddp for several devices."
-    )
-    num_nodes: int = count(1, "Machines of the run.")
-    devices: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        "auto",
-        description="GPUs on each machine; 0 is the CPU; auto is one GPU, or the CPU without one.",
-        json_schema_extra={"expected": "auto or a whole number of at least 0"},
-    )
-    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
-    fsdp: FSDPConfig = FSDPConfig()
 
 
 class SamplingConfig(Section):
     """How cells are generated."""
 
-    num_steps: int = count(50, "Network calls of a sample; at most diffusion.num_timesteps.")
+    num_steps: int = count(
+        50, "Network calls of a sample; at most diffusion.num_timesteps.", json_schema_extra=AUTO
+    )
     sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
     product: Literal["estimate", "sample"] = Field(
@@ -284,38 +309,6 @@ class SamplingConfig(Section):
         ge=2,
         le=LARGEST_COUNT,
         description="Cells of a set at most; larger slices are drawn in chunks.",
-    )
-
-
-class ExtractConfig(Section):
-    """How embeddings are extracted."""
-
-    mode: Literal["encoder", "transformer", "all_layers"] = Field(
-        "encoder", description="Which hidden state of a cell becomes its embedding."
-    )
-    format: Literal["npz", "pt", "h5", "h5ad"] = Field(
-        "npz", description="Format of the output file."
-    )
-    output: str = text("embeddings.npz", "Output file.")
-    max_samples: int | None = count(None, "Cells to embed at most; null embeds all.")
-
-
-class LoggingConfig(Section):
-    """What a run writes down."""
-
-    logger: Literal["csv", "tensorboard", "wandb"] = Field(
-        "csv", description="Logger beside the CSV file, which is always written."
-    )
-    wandb_project: str = text("alphastomics", "Project name for Weights & Biases.")
-    log_every_n_steps: int = count(10, "Steps between two logged values.")
-    save_top_k: int = count(3, "Best checkpoints to keep.", minimum=0)
-    save_every_n_steps: int = count(500, "Steps between two writes of the last checkpoint.")
-    save_dir: str = text("./outputs", "Folder under which each run has its own.")
-    exp_name: str = text(
-        "alphastomics",
-        "Name of the run, and of its folder.",
-        pattern=r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]*$",
-        json_schema_extra={"expected": "a folder name without slashes or a leading dot"},
     )
 
 
@@ -340,7 +333,8 @@ class Config(Section):
     def sections_agree(self) -> "Config":
         """Refuse values that are fine alone and impossible together."""
         set_size = self.data.loading.set_size
-        if set_size is not None and self.training.batch_size % set_size:
+        sized = "batch_size" in self.training.model_fields_set
+        if sized and set_size is not None and self.training.batch_size % set_size:
             raise ValueError(
                 f"training.batch_size ({self.training.batch_size}) must be a multiple of "
                 f"data.loading.set_size ({set_size})"

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from alphastomics.config_section import (
+    AUTO,
     LARGEST_COUNT,
     RATIO_ROUNDING,
     Section,
@@ -40,6 +41,11 @@ class PreprocessingConfig(Section):
     position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
     position_is_3d: bool = Field(
         False, description="The coordinates have three columns, in one common frame."
+    )
+    common_frame: bool = Field(
+        False,
+        description="2D slices lie in one frame (aligned sections, an atlas), so that their "
+        "positions can be compared; 3D positions always do.",
     )
     z_spacing: float = Field(
         10.0, gt=0, le=LARGEST_SPACING, description="For 2D slices: slice i gets z = i x z_spacing."
@@ -77,14 +83,21 @@ class LoadingConfig(Section):
     """From Parquet shards to batches."""
 
     num_workers: int = count(4, "Threads that read batches ahead; 0 for none.", minimum=0)
-    streaming: bool = Field(False, description="Read shards as they are needed, not all at first.")
+    streaming: bool = Field(
+        False,
+        description="Read shards as they are needed, not all at first.",
+        json_schema_extra=AUTO,
+    )
     buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
     set_size: int | None = count(
-        None, "Cells that attend to one another; null makes the whole batch one set."
+        None,
+        "Cells that attend to one another; null makes the whole batch one set.",
+        json_schema_extra=AUTO,
     )
-    set_draw: Literal["random", "slice", "patch"] = Field(
-        "random",
-        description="Cells of a set: at random across slices, of one slice, or a contiguous patch.",
+    set_draw: Literal["auto", "random", "slice", "patch"] = Field(
+        "auto",
+        description="Cells of a set: at random across slices of one frame, of one slice, or a "
+        "contiguous patch of one; auto never mixes slices without a common frame.",
     )
     verify_checksums: bool = Field(True, description="Compare each shard with its sha256.")
 
@@ -107,6 +120,11 @@ class SimulationConfig(Section):
     )
     dims: Literal[2, 3] = Field(
         2, description="Thin sections with in-plane coordinates, or slabs with 3D coordinates."
+    )
+    common_frame: bool = Field(
+        False,
+        description="2D sections lie in the atlas frame; else each is rotated, mirrored and "
+        "shifted at random, as on a slide, and has a sequencing depth of its own.",
     )
     panel_share: float = Field(
         1.0, gt=0, le=1, description="Share of the genes that each slice measures, drawn per slice."

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from alphastomics.config import Config, LayerConfig, Section
 from alphastomics.config_message import choices, expectation, nearest_path
+from alphastomics.config_section import is_auto
 from alphastomics.errors import InputError, printable
 
 LAYER_SECTION = "TransformerLayer_setting"
@@ -74,7 +75,8 @@ def read_document(path: Path) -> dict[Any, Any]:
     """Read a YAML file into a document; an empty file is an empty document."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a YAML file")
-    path = path if path.is_file() else preset_of(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such configuration file")
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader)
     except UnicodeDecodeError as error:
@@ -89,23 +91,6 @@ def read_document(path: Path) -> dict[Any, Any]:
             f"got {type(document).__name__}"
         )
     return document
-
-
-def presets() -> dict[str, Path]:
-    """Return the presets that come with the package, by name: in a clone, or beside the code."""
-    here = Path(__file__).parent
-    found = [*(here.parent / "configs").glob("*.yaml"), *(here / "configs").glob("*.yaml")]
-    return {path.stem: path for path in sorted(found)}
-
-
-def preset_of(path: Path) -> Path:
-    """Return the preset that is named, wherever the user is: `reconstruct`, or configs/….yaml."""
-    known = presets()
-    if path.stem in known and str(path.parent) in (".", "configs"):
-        return known[path.stem]
-    raise InputError(
-        f"{path}: no such configuration file; presets by name: {', '.join(known) or 'none'}"
-    )
 
 
 def _one_line(error: Exception) -> str:
@@ -205,8 +190,11 @@ def _keys_below(section: str, known: Mapping[str, FieldInfo]) -> str:
 def _inner_values(leaves: Document, source: str) -> Document:
     """Map documented key paths to the nested values of `Config`."""
     inner: Document = {}
+    fields = document_fields()
     for path, value in leaves.items():
         target = SECOND_NAMES.get(path, path)
+        if value == "auto" and is_auto(fields[path]):
+            continue  # as if it were not there: config_auto.py resolves what is not set
         if target != path and target in leaves and not _same(leaves[target], value):
             raise InputError(
                 f"{source}: {path} ({value!r}) and {target} ({leaves[target]!r}) are one setting "
@@ -288,16 +276,34 @@ def as_config(config: Config | Mapping[str, Any]) -> Config:
     return config if isinstance(config, Config) else parse_document(config, "config")
 
 
-def to_document(config: Config) -> Document:
-    """Return the document that reads back as `config`."""
-    document = config.model_dump()
+def to_document(config: Config, *, only_set: bool = False) -> Document:
+    """Return the document that reads back as `config`; on request without what was never set."""
+    document = _dump(config, only_set=only_set)
+    if only_set and "layer" not in document:
+        return document
     layer = document.pop("layer")
-    layer = {
-        "use_gated_attention": layer.pop("attention") == "softmax",
-        "gate_type": layer.pop("gate"),
-        **layer,
-    }
+    documented = {}
+    if "attention" in layer:
+        documented["use_gated_attention"] = layer.pop("attention") == "softmax"
+    if "gate" in layer:
+        documented["gate_type"] = layer.pop("gate")
+    layer = {**documented, **layer}
     return {**document, LAYER_SECTION: layer}
+
+
+def _dump(section: Section, *, only_set: bool) -> Document:
+    """Return the values of a section; `auto` for what follows from the data."""
+    values: Document = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        unset = name not in section.model_fields_set
+        if isinstance(value, Section):
+            inner = _dump(value, only_set=only_set)
+            if inner or not only_set:
+                values[name] = inner
+        elif not (only_set and unset):
+            values[name] = "auto" if unset and is_auto(field) else value
+    return values
 
 
 def to_yaml(config: Config) -> str:
@@ -330,13 +336,16 @@ def _in_section_order(fields: dict[str, FieldInfo]) -> list[tuple[str, FieldInfo
 def _documented_default(path: str, field: FieldInfo) -> Any:
     if path == f"{LAYER_SECTION}.use_gated_attention":
         return field.default == ATTENTION_OF[True]
-    return field.default
+    return "auto" if is_auto(field) else field.default
 
 
 def _comment(path: str, field: FieldInfo) -> str:
     if path in SECOND_NAMES:
         return f"The same setting as {SECOND_NAMES[path]}: change both, or delete this line."
     allowed = [str(value) for value in choices(field.annotation) if not isinstance(value, bool)]
+    words = str(field.description)
+    if is_auto(field):
+        words += f" auto follows the data; without data it is {field.default!r}."
     if not allowed or path == f"{LAYER_SECTION}.use_gated_attention":
-        return str(field.description)
-    return f"{field.description} [{' | '.join(allowed)}]"
+        return words
+    return f"{words} [{' | '.join(allowed)}]"

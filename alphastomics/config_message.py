@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from alphastomics.config_section import LARGEST_COUNT
+from alphastomics.config_section import LARGEST_COUNT, is_auto
 
 # Names that users know from the flags, and the keys they stand for.
 COMMON_NAMES = {
@@ -44,7 +44,7 @@ def expectation(field: FieldInfo, given: object = None) -> str:
         close = difflib.get_close_matches(str(given), [str(value) for value in allowed], n=1)
         return f"{words} (did you mean {close[0]}?)" if close else words
     words, null, _ = _type_words(field.annotation).partition(" or null")
-    return words + _bounds(field) + null
+    return words + _bounds(field) + null + (" or auto" if is_auto(field) else "")
 
 
 def _spelled(value: object) -> str:

@@ -3,9 +3,12 @@
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 LARGEST_COUNT = 2**53  # the largest range in which every whole number is also exact as a float
 RATIO_ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
+# Marks a field whose value, unless the user sets it, follows from the data (`config_auto.py`).
+AUTO: dict[str, Any] = {"auto": True}
 
 
 def count(default: int | None, description: str, minimum: int = 1, **extra: Any) -> Any:
@@ -13,9 +16,14 @@ def count(default: int | None, description: str, minimum: int = 1, **extra: Any)
     return Field(default, ge=minimum, le=LARGEST_COUNT, description=description, **extra)
 
 
-def share(default: float, description: str) -> Any:
+def share(default: float, description: str, **extra: Any) -> Any:
     """Describe a field that holds a share: a number from 0 to 1."""
-    return Field(default, ge=0, le=1, description=description)
+    return Field(default, ge=0, le=1, description=description, **extra)
+
+
+def is_auto(field: FieldInfo) -> bool:
+    """Say whether a field that is not set follows from the data."""
+    return isinstance(field.json_schema_extra, dict) and "auto" in field.json_schema_extra
 
 
 def text(default: str | None, description: str, **extra: Any) -> Any:

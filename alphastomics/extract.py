@@ -22,7 +22,7 @@ from alphastomics.diffusion_model.checkpoint import load_module, require_same_ge
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.extract_files import BLOCK_ROWS, WRITERS, Column
-from alphastomics.files import replacing
+from alphastomics.files import replacing, require_space, require_writable
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import SPLITS, Metadata
@@ -89,6 +89,7 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
         order = np.argsort(labels.cell_id, kind="stable")
         sort_rows(drawn, ordered, shape, order)
         labels = labels.take(order)
+        require_space(output.parent, ordered.stat().st_size)
         content = columns(labels, cell_names(folder, metadata, labels.cell_id), metadata, mode)
         with replacing(output) as partial:
             WRITERS[output.suffix](partial, stored(ordered, shape), content)
@@ -143,6 +144,7 @@ def require_place(output: Path, *, overwrite: bool) -> None:
         raise InputError(f"{output}: the folder {output.parent} is not writable; choose another")
     if output.exists() and not overwrite:
         raise InputError(f"{output}: exists; add --overwrite to replace it, or name another")
+    require_writable(output)
 
 
 def cells_to_embed(metadata: Metadata, limit: int | None, where: str) -> list[int]:
@@ -231,6 +233,7 @@ def embed_cells(
             for batch, rows in drawn_rows(loader, count):
                 values = embedding(module, batch.to(module.device), mode).cpu()
                 kept = values[batch.node_mask][: len(rows)].float().numpy()
+                require_finite_rows(kept)
                 file.write(kept.tobytes())
                 width = kept.shape[1:]
                 found.append(labels_of(batch, rows, split))
@@ -238,6 +241,15 @@ def embed_cells(
     labels = Labels(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
     assert len(np.unique(labels.cell_id)) == sum(counts), "a cell was drawn twice, or not at all"
     return (sum(counts), *width), labels
+
+
+def require_finite_rows(values: np.ndarray) -> None:
+    """Refuse embeddings that are no numbers: NaN never leaves."""
+    if not np.isfinite(values).all():
+        raise InputError(
+            "extract: the network made values that are not finite: coordinates or expression are "
+            "extreme (other units than in training?), or the training diverged"
+        )
 
 
 def drawn_rows(
@@ -280,7 +292,7 @@ def sort_rows(
     # Written, not mapped: a full disk is then an error that says so, and not a dead process.
     with ordered.open("wb") as file:
         for start in range(0, len(order), BLOCK_ROWS):
-            np.asarray(rows[order[start : start + BLOCK_ROWS]]).tofile(file)
+            file.write(np.asarray(rows[order[start : start + BLOCK_ROWS]]).tobytes())
     drawn.unlink()
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config, ExtractConfig
@@ -24,9 +24,16 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.extract import Request, embedding, require_place, stored, summary
+from alphastomics.extract import (
+    Request,
+    embedding,
+    require_finite_rows,
+    require_place,
+    stored,
+    summary,
+)
 from alphastomics.extract_files import write_obsm
-from alphastomics.files import replacing, require_file
+from alphastomics.files import replacing, require_file, require_space
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
 from alphastomics.preprocessing.guard import guarded
@@ -37,6 +44,7 @@ from alphastomics.preprocessing.normalize import (
     moments_of_sparse,
     standard_deviation,
 )
+from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 from alphastomics.progress import track
 from alphastomics.seeds import seed_everything
@@ -100,6 +108,7 @@ def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
         shape = embed_cells(module, genes, path, config, set_size, rows)
+        require_space(output.parent, rows.stat().st_size + path.stat().st_size)
         with replacing(output) as partial:
             shutil.copyfile(path, partial)
             with h5py.File(partial, "r+") as file:
@@ -167,9 +176,17 @@ def source_of(
         expression = Expression(path, root, cells, len(found))
         # By columns there are no rows to be had but all.
         whole = expression.whole() if expression.kind == "csc" else None
+        first = expression.rows(0, min(cells, ROWS_AT_A_TIME)) if whole is None else whole
+        normalize = normalization["log_normalize"] and needs_normalizing(
+            first,
+            path,
+            has_log1p="uns" in root and "log1p" in root["uns"],
+            asked=config.data.preprocessing.log_normalize,
+        )
+        check_genes(int(measured.sum()), genes, path)
         yield Source(
             *(path, expression, positions, alignment, measured, codes, len(slices)),
-            bool(normalization["log_normalize"]),
+            bool(normalize),
             whole,
         )
 
@@ -222,10 +239,12 @@ def embed_file(
                 moment = None if moments is None else moments[codes[rows[0]]]
                 expression = standardised(values[rows], moment, source.measured)
                 batch = batch_of(expression, position[rows], source.measured)
-                states = embedding(module, batch.to(module.device), mode, placed=placed)[0]
+                hidden = embedding(module, batch.to(module.device), mode, placed=placed)[0]
+                states = hidden.float().cpu().numpy()
+                require_finite_rows(states)
                 if made is None:
                     made = np.empty((stop - start, *states.shape[1:]), np.float32)
-                made[rows] = states.float().cpu().numpy()
+                made[rows] = states
                 advance(len(rows))
             assert made is not None
             width = made.shape[1:]
@@ -256,7 +275,7 @@ def standardised(
 
 def batch_of(
     expression: Float32[np.ndarray, "M G"],
-    position: Float32[np.ndarray, "M 3"],
+    position: Float[np.ndarray, "M 3"],
     measured: Bool[np.ndarray, " G"],
 ) -> DataHolder:
     """Wrap the cells of one set."""

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,22 +18,58 @@ CHUNK_BYTES = 1 << 20
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path; on success it becomes `path` in one step, on failure it is removed.
 
-    The temporary name carries the process id, so that two processes never write the same one, and
-    lies beside the target, since a rename is one step only within a file system.
+    The temporary name is random and the file is created exclusively, so that nobody else can have
+    put a file or a symbolic link there. It lies beside the target, since a rename is one step only
+    within a file system.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     try:
+        create_exclusively(partial)
         yield partial
         flush_to_disk(partial)
         partial.replace(path)
         flush_to_disk(path.parent)
-    except OSError as error:
-        # A full disk is noticed by a write, which does not know the name of its file.
-        if error.filename is None:
+    except (OSError, RuntimeError, ValueError) as error:
+        # A full disk is noticed by a write, which does not know the name of its file; libraries
+        # have words of their own for it.
+        if getattr(error, "errno", None) is None and is_full(path.parent):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
+        if isinstance(error, OSError) and error.filename is None:
             error.filename = os.fspath(path)
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def create_exclusively(path: Path) -> None:
+    """Create an empty file; a name that exists, be it a link to nowhere, is an error."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY
+    os.close(os.open(path, flags, 0o666))
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether a disk has next to nothing left."""
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize < CHUNK_BYTES
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that cannot be written where it is to be, before any work is done."""
+    probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        create_exclusively(probe)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+    probe.unlink()
+
+
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Refuse to begin what the disk has no room for: half-way, some libraries fail badly."""
+    import shutil
+
+    if shutil.disk_usage(folder).free < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 
 
 @contextmanager

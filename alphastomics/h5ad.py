@@ -5,6 +5,8 @@ file open, and takes the whole process down with it when that is closed.
 """
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,27 @@ def write_h5ad(path: Path, data: "AnnData", compression: str | None) -> None:
     from anndata.io import write_elem
 
     buffer = io.BytesIO()
-    with h5py.File(buffer, "w") as file:
+    with h5py.File(buffer, "w") as file, nullable_strings():
         write_elem(file, "/", data, dataset_kwargs={"compression": compression})
     write_bytes(path, buffer.getbuffer())
+
+
+def write_scratch(value: object) -> None:
+    """Write something to memory, and forget it: what cannot be written shows."""
+    import h5py
+    from anndata.io import write_elem
+
+    with h5py.File(io.BytesIO(), "w") as scratch, nullable_strings():
+        write_elem(scratch, "value", value)
+
+
+@contextmanager
+def nullable_strings() -> Iterator[None]:
+    """Have anndata write columns of text in which some is missing, as it reads them."""
+    import anndata
+
+    if not hasattr(anndata.settings, "allow_write_nullable_strings"):  # before 0.11
+        yield
+        return
+    with anndata.settings.override(allow_write_nullable_strings=True):
+        yield

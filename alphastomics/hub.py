@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, keep_secret, quoted, redacted
 from alphastomics.files import write_text
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ def is_hub_id(where: str) -> bool:
 
 
 LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-REDACTED = "[token]"
 SHOWN_WORDS = 300  # letters of what the Hub said
 SHOWN_LETTERS = 80  # of a name, in a card
 LICENCE_FIELDS = ("license", "license_name", "license_link")
@@ -145,13 +144,13 @@ class Connection:
             with hidden_in_logs(self.secret):
                 yield
         except InputError as error:
-            raise InputError(redacted(str(error), self.secret)) from None
+            raise InputError(redacted(str(error))) from None
         except failures as error:
             if isinstance(error, OSError) and error.filename:
                 raise  # a file here, not the Hub: the door names it
             # from None: the client's own message may quote the header that carries the token.
             message = explained(error, self.repo_id, hub.constants.ENDPOINT, writing=self.writing)
-            raise InputError(redacted(message, self.secret)) from None
+            raise InputError(redacted(message)) from None
 
 
 def connect(repo_id: str, token: str | None, *, writing: bool) -> Connection:
@@ -166,6 +165,7 @@ def connect(repo_id: str, token: str | None, *, writing: bool) -> Connection:
         )
     if secret is not None and not re.fullmatch(r"[!-~]+", secret):
         raise InputError("--token: is empty, or holds spaces or other letters than a token has")
+    keep_secret(secret)
     return Connection(hub, repo_id, secret, writing)
 
 
@@ -203,17 +203,13 @@ def stage(place: Path, files: Mapping[str, Path], card: str) -> None:
     write_text(place / CARD_FILE, card)
 
 
-def redacted(text: str, secret: str | None) -> str:
-    """Take the token out of a text."""
-    return text if secret is None else text.replace(secret, REDACTED)
-
-
 @contextmanager
 def hidden_in_logs(secret: str | None) -> Iterator[None]:
     """Take the token out of whatever is logged meanwhile, by the client or by what it calls."""
+    keep_secret(secret)
 
     def redact(record: logging.LogRecord) -> bool:
-        record.msg, record.args = redacted(record.getMessage(), secret), ()
+        record.msg, record.args = redacted(record.getMessage()), ()
         return True
 
     handlers = [
@@ -237,9 +233,9 @@ def explained(error: BaseException, repo_id: str, endpoint: str, *, writing: boo
         cause = cause.__cause__
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if status is None:
-        said = " ".join(str(cause).split())[:SHOWN_WORDS] or type(cause).__name__
+        said = quoted(cause, SHOWN_WORDS) or type(cause).__name__
     else:  # the client's own words quote addresses, and those of storage are signed
-        reason = " ".join((getattr(cause, "server_message", None) or "").split())[:SHOWN_WORDS]
+        reason = quoted(getattr(cause, "server_message", None) or "", SHOWN_WORDS)
         said = f"status {status}: {reason}" if reason else f"status {status}"
     if status == UNAUTHORIZED:
         advice = "the Hub refused the token: give a valid one, or run `hf auth login` again"

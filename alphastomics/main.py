@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from alphastomics.cli import Call, parse_arguments
-from alphastomics.errors import InputError, printable
+from alphastomics.errors import InputError, printable, redacted
 
 DONE, FAILED, MISTAKE, INTERRUPTED, STOPPED = 0, 1, 2, 130, 143
 STDOUT, STDERR = 1, 2
@@ -134,8 +134,8 @@ def fill_standard_streams() -> None:
 def say(message: str, status: int, *, show_traceback: bool = False) -> int:
     """Print one line to stderr, after the traceback if that is wanted."""
     if show_traceback:
-        traceback.print_exc()
-    sys.stderr.write(f"alphastomics: {printable(' '.join(message.split()))}\n")
+        sys.stderr.write(redacted(traceback.format_exc()))
+    sys.stderr.write(f"alphastomics: {printable(redacted(' '.join(message.split())))}\n")
     return status
 
 
@@ -152,6 +152,10 @@ class OneLine(logging.Formatter):
         """Lay out a record."""
         record.message = printable(record.message)
         return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Take tokens out of the whole text, a traceback's too."""
+        return redacted(super().format(record))
 
 
 def configure_logging(*, verbose: bool) -> None:

@@ -1,6 +1,7 @@
 """Progress of long work: counts enter; a bar (on a terminal) or plain log lines leave.
 
-Nothing is shown unless the caller of the library let INFO through, as the command line does.
+Nothing is shown unless the caller of the library let INFO through, as the command line does, or
+sits before a notebook, which always gets a bar.
 """
 
 import logging
@@ -25,8 +26,13 @@ class Advance(Protocol):
         ...
 
 
+def in_notebook() -> bool:
+    """Say whether this is a notebook's kernel."""
+    return "ipykernel" in sys.modules
+
+
 @contextmanager
-def track(description: str, total: int, unit: str) -> Iterator[Advance]:
+def track(description: str, total: int, unit: str, *, done: int = 0) -> Iterator[Advance]:
     """Show how far a piece of work is; the yielded function takes what was just finished.
 
     Parameters
@@ -37,13 +43,16 @@ def track(description: str, total: int, unit: str) -> Iterator[Advance]:
         How many units there are in all.
     unit
         What is counted, e.g. ``"cells"``.
+    done
+        Units that an earlier, interrupted piece of work finished: they say nothing of the rate.
     """
-    if not logger.isEnabledFor(logging.INFO):
-        yield _silent
-    elif sys.stderr.isatty():
+    shown = logger.isEnabledFor(logging.INFO)
+    if in_notebook() or (shown and sys.stderr.isatty()):
         from tqdm import tqdm
 
-        with tqdm(total=total, desc=description, unit=f" {unit}", unit_scale=True) as bar:
+        with tqdm(
+            total=total, initial=done, desc=description, unit=f" {unit}", unit_scale=True
+        ) as bar:
             noted = 0.0
 
             def advance(finished: int, *, note: Callable[[], str] | None = None) -> None:
@@ -54,10 +63,12 @@ def track(description: str, total: int, unit: str) -> Iterator[Advance]:
                 bar.update(finished)
 
             yield advance
-    else:
-        lines = ProgressLines(description, total, unit)
+    elif shown:
+        lines = ProgressLines(description, total, unit, done)
         yield lines.advance
         lines.close()
+    else:
+        yield _silent
 
 
 def _silent(finished: int, *, note: Callable[[], str] | None = None) -> None:
@@ -72,9 +83,9 @@ def spelled_rate(rate: float) -> str:
 class ProgressLines:
     """Log a line now and then: done, share, rate and time left."""
 
-    def __init__(self, description: str, total: int, unit: str) -> None:
+    def __init__(self, description: str, total: int, unit: str, done: int = 0) -> None:
         self.description, self.total, self.unit = description, total, unit
-        self.done = 0
+        self.done = self.before = done
         self.started = self.last_line = time.monotonic()
 
     def advance(self, finished: int, *, note: Callable[[], str] | None = None) -> None:
@@ -87,7 +98,7 @@ class ProgressLines:
 
     def line(self, now: float) -> str:
         """Describe the state at the time `now`."""
-        rate = self.done / max(now - self.started, 1e-9)
+        rate = (self.done - self.before) / max(now - self.started, 1e-9)
         left = f"{(self.total - self.done) / rate:.0f} s left" if rate > 0 else "time left unknown"
         return (
             f"{self.description}: {self.done:,}/{self.total:,} {self.unit} "
@@ -97,4 +108,5 @@ class ProgressLines:
     def close(self) -> None:
         """Log the closing line."""
         seconds = time.monotonic() - self.started
-        logger.info("%s: %s %s in %.1f s", self.description, f"{self.done:,}", self.unit, seconds)
+        finished = f"{self.done - self.before:,}"
+        logger.info("%s: %s %s in %.1f s", self.description, finished, self.unit, seconds)

@@ -10,12 +10,14 @@ cell in the straightened unit ball and r = |u| its distance from the core:
     dropout   x_ng = 0 with probability d * exp(-mu_ng)
 
 Layers (r_k) times regions (x_k) give the types; two more are everywhere. Markers tell the type,
-fields tell the place within it. Slices are cut along z with a stated pose:
-``body = rotation @ spatial + translation``. docs/simulation.md says what each number is.
+fields tell the position within it. Slices are cut along z with a stated pose:
+``body = rotation @ spatial + translation``. Without a common frame each is rotated, mirrored and
+shifted at random, as real slices lie on a slide. docs/simulation.md says what each number is.
 """
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +59,8 @@ MARKER_SHARE, FIELD_SHARE = 0.6, 0.25  # the rest is housekeeping
 MARKER_LOG_FOLD = (2.2, 0.4)
 FIELD_WAVES, FIELD_FREQUENCY, FIELD_LOG_SPREAD = 4, 1.6, 0.9
 DROPOUT = 0.3
+SLIDE_UM = 5000.0
+COMMON_DEPTH_STD, OWN_DEPTH_STD = 0.2, 0.5  # of the log depth of slices
 ENTRIES_AT_A_TIME = 4_000_000
 RECORD_FILE = "simulation.json"
 
@@ -80,10 +84,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Pose:
-    """Where a slice lies in the body: body = rotation @ spatial + translation."""
+    """Where a slice lies in the body: body = rotation @ spatial + translation.
+
+    `origin` is where its middle lies on the slide.
+    """
 
     rotation: Float[ndarray, "3 3"]
     translation: Float[ndarray, " 3"]
+    origin: Float[ndarray, " 3"]
 
 
 def stream(seed: int, *key: int) -> Generator:
@@ -139,16 +147,21 @@ def make_panel(num_genes: int, rng: Generator) -> Panel:
 
 
 def slice_pose(settings: SimulationConfig, index: int, rng: Generator) -> Pose:
-    """Draw where slice `index` is cut: evenly along z, slightly tilted, turned and shifted.
+    """Draw where slice `index` is cut, evenly along z, and how it lies on the slide.
 
-    3D slabs are given in the body's own frame, as atlas coordinates are.
+    3D slabs, and sections in a common frame, are given in the body's own, as atlas coordinates are.
     """
     if settings.dims == 3:
-        return Pose(np.eye(3), np.zeros(3))
-    centre = np.array([*rng.uniform(-40, 40, 2), slab_bounds(settings, index).mean()])
+        return Pose(np.eye(3), np.zeros(3), np.zeros(3))
+    centre = np.array([0.0, 0.0, slab_bounds(settings, index).mean()])
+    if settings.common_frame:
+        return Pose(np.eye(3), centre, np.zeros(3))
+    centre[:2] += rng.uniform(-40, 40, 2)
     tilt_x, tilt_y = np.deg2rad(rng.uniform(-4, 4, 2))
-    turn = np.deg2rad(rng.uniform(-15, 15))
-    return Pose(_rotation(0, tilt_x) @ _rotation(1, tilt_y) @ _rotation(2, turn), centre)
+    in_plane = _rotation(2, rng.uniform(0, 2 * np.pi)) @ np.diag([rng.choice([-1.0, 1.0]), 1, 1])
+    rotation = _rotation(0, tilt_x) @ _rotation(1, tilt_y) @ in_plane
+    origin = np.array([*rng.uniform(-SLIDE_UM, SLIDE_UM, 2), 0.0])
+    return Pose(rotation, centre - rotation @ origin, origin)
 
 
 def _rotation(axis: int, angle: float) -> Float[ndarray, "3 3"]:
@@ -175,7 +188,7 @@ def place_cells(
     else:
         low, high = -SECTION_THICKNESS_UM / 2, SECTION_THICKNESS_UM / 2
     reach = np.array([*(SEMI_AXES_UM[:2] + BEND_UM + 100), 0.0])
-    corner, size = -reach + [0, 0, low], 2 * reach + [0, 0, high - low]
+    corner, size = pose.origin - reach + [0, 0, low], 2 * reach + [0, 0, high - low]
     kept: list[Float[ndarray, "n 3"]] = []
     missing = settings.cells
     while missing > 0:
@@ -225,13 +238,17 @@ def draw_counts(
 
 
 def count_matrix(
-    panel: Panel, unit: Float[ndarray, "N 3"], cell_type: Int[ndarray, " N"], rng: Generator
+    panel: Panel,
+    unit: Float[ndarray, "N 3"],
+    cell_type: Int[ndarray, " N"],
+    depth_std: float,
+    rng: Generator,
 ) -> "csr_matrix":
     """Draw the counts of a slice, sparse, a bounded number of entries at a time."""
     from scipy import sparse
 
     num_genes = len(panel.names)
-    slice_effect = rng.normal(0, 0.1, num_genes) + rng.normal(0, 0.2)
+    slice_effect = rng.normal(0, 0.1, num_genes) + rng.normal(0, depth_std)
     rows = max(1, ENTRIES_AT_A_TIME // num_genes)
     blocks = []
     for start in range(0, len(unit), rows):
@@ -254,7 +271,8 @@ def simulate_slice(settings: SimulationConfig, seed: int, index: int) -> "AnnDat
     body = spatial @ pose.rotation.T + pose.translation
     unit = straightened(body)
     cell_type = draw_types(unit, rng)
-    counts = count_matrix(panel, unit, cell_type, stream(seed, COUNT_KEY, index))
+    depth_std = COMMON_DEPTH_STD if settings.common_frame else OWN_DEPTH_STD
+    counts = count_matrix(panel, unit, cell_type, depth_std, stream(seed, COUNT_KEY, index))
     measured = measured_genes(settings, stream(seed, PANEL_KEY, index))
     name = slice_name(settings, index)
     obs = pd.DataFrame(
@@ -331,13 +349,36 @@ def write_tissue(
 def check_folder(
     settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
 ) -> None:
-    """Refuse a folder that holds another tissue."""
+    """Refuse a folder that holds another tissue, and to write over files that are not ours."""
     slices = sorted(output_dir.glob("*.h5ad"))
     if slices and not overwrite and not is_of(output_dir / RECORD_FILE, settings, seed):
         raise InputError(
             f"{output_dir}: holds {len(slices)} .h5ad file(s) of something else "
-            f"(first {slices[0].name}); choose an empty folder or add --overwrite"
+            f"(first {slices[0].name}); choose an empty folder, or add --overwrite to replace what "
+            "`simulate` wrote there"
         )
+    names = {f"{slice_name(settings, index)}.h5ad" for index in range(settings.slices)}
+    for path in slices:
+        if overwrite and path.name in names - own_slices(output_dir):
+            raise InputError(
+                f"{path}: was not written by simulate, and is not replaced by --overwrite either: "
+                "choose another --output_dir, or move it away"
+            )
+
+
+def own_slices(output_dir: Path) -> set[str]:
+    """Name the slices that a folder's record lists: those this command wrote."""
+    record = output_dir / RECORD_FILE
+    try:
+        known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        number = int(known.get("slices", 0)) if isinstance(known, dict) else 0
+    except (ValueError, TypeError, RecursionError):
+        return set()
+    width = len(str(max(number - 1, 0)))
+    names = (path.name for path in output_dir.glob("slice_*.h5ad"))
+    digits = re.compile(rf"slice_(\d{{{width}}})\.h5ad", re.ASCII)
+    found = ((name, digits.fullmatch(name)) for name in names)
+    return {name for name, match in found if match and int(match[1]) < number}
 
 
 def prepare_folder(
@@ -347,9 +388,8 @@ def prepare_folder(
     for leftover in output_dir.glob(f".*{PARTIAL_SUFFIX}"):
         leftover.unlink()
     if overwrite:
-        # Only what this command wrote is its to remove.
-        for path in output_dir.glob("slice_*.h5ad"):
-            path.unlink()
+        for name in own_slices(output_dir):
+            (output_dir / name).unlink()
     write_text(output_dir / RECORD_FILE, record_of(settings, seed))
 
 

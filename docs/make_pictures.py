@@ -5,7 +5,6 @@ python docs/make_pictures.py
 
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ DOCS = Path(__file__).parent
 COLOURS = 128  # of a picture: a quarter of the bytes, for steps in the colour bar
 
 
-def turned_onto(source: Any, target: Any) -> Any:
-    """Turn places onto others, mirrored if that fits better: Kabsch (1976)."""
+def rotated_onto(source: Any, target: Any) -> Any:
+    """Rotate positions onto others, mirrored if that fits better: Kabsch (1976)."""
     import numpy as np
 
     moved, aim = source - source.mean(0), target - target.mean(0)
@@ -24,17 +23,20 @@ def turned_onto(source: Any, target: Any) -> Any:
     return moved @ left @ right + target.mean(0)
 
 
-def draw(folder: Path, names: Mapping[str, Any], target: Path) -> list[Path]:
+def draw(folder: Path, target: Path) -> list[Path]:
     """Draw what a run of the tutorial left."""
     import anndata
     import matplotlib
+    import pandas as pd
 
     matplotlib.use("agg")
     target.mkdir(exist_ok=True)
     placed = anndata.read_h5ad(folder / "placed.h5ad")
     new = anndata.read_h5ad(folder / "new.h5ad")
+    # The training that judged the model; the second one has nothing left to validate with.
+    history = pd.read_csv(folder / "outputs" / "tutorial" / "holdout" / "metrics.csv")
     return [
-        draw_loss(names["model"].history, target / "loss.png"),
+        draw_loss(history, target / "loss.png"),
         draw_placed(placed, target / "placed.png"),
         draw_new(new, target / "new.png"),
     ]
@@ -48,39 +50,39 @@ def draw_loss(history: Any, path: Path) -> Path:
     # One step's loss depends on the times it drew: dots for steps, a line for whole validations.
     steps, whole = (history[history["name"] == name] for name in ("train/loss", "val/loss"))
     axes.plot(steps["step"], steps["value"], ".", color="silver", label="training, single steps")
-    axes.plot(whole["step"], whole["value"], color="tab:blue", label="validation")
+    axes.plot(whole["step"], whole["value"], color="tab:blue", label="held-out slice")
     axes.set(xlabel="step", ylabel="loss")
     axes.legend(frameon=False)
     return saved(figure, path)
 
 
 def draw_placed(placed: Any, path: Path) -> Path:
-    """Draw true places, places of the model, and their spread."""
+    """Draw true positions, predicted positions, and their std."""
     import matplotlib.pyplot as plt
     import numpy as np
 
     true = np.asarray(placed.obsm["spatial"])
-    found = turned_onto(placed.obsm["spatial_pred"], true)
+    found = rotated_onto(placed.obsm["spatial_pred"], true)
     types = placed.obs["cell_type"].cat.codes
-    spread = np.linalg.norm(placed.obsm["spatial_std"], axis=1)
+    std = np.linalg.norm(placed.obsm["spatial_std"], axis=1)
     figure, panels = plt.subplots(
         1, 3, figsize=(11, 3), sharex=True, sharey=True, layout="constrained"
     )
     for axes, place, title in zip(panels, (true, found, found), TITLES, strict=True):
         last = title == TITLES[-1]
         shown = axes.scatter(
-            *place.T, c=spread if last else types, cmap="viridis" if last else "tab20", s=5
+            *place.T, c=std if last else types, cmap="viridis" if last else "tab20", s=5
         )
         axes.set(title=title, aspect="equal", xticks=[], yticks=[])
     figure.colorbar(shown, ax=panels[-1], shrink=0.8)
     return saved(figure, path)
 
 
-TITLES = ("true, by cell type", "placed, by cell type", "placed, by spread")
+TITLES = ("true, by cell type", "predicted, by cell type", "predicted, by std")
 
 
 def draw_new(new: Any, path: Path) -> Path:
-    """Draw tissue that never was, coloured by its most varied direction of expression."""
+    """Draw new tissue, coloured by the first principal component of its expression."""
     import matplotlib.pyplot as plt
     import numpy as np
 
@@ -109,8 +111,8 @@ def main() -> None:
     """Run the tutorial and draw."""
     page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="alphastomics-tutorial-") as place:
-        names = run_blocks(page, Path(place), {})
-        for path in draw(Path(place), names, DOCS / "pictures"):
+        run_blocks(page, Path(place), {})
+        for path in draw(Path(place), DOCS / "pictures"):
             sys.stdout.write(f"{path}\n")
 
 

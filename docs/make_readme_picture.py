@@ -2,8 +2,8 @@
 
     python docs/make_readme_picture.py DATA
 
-DATA is a folder with the seqFISH slices of benchmarks/reconstruction.py as h5ad files. On a CPU a
-smaller recipe does: --epochs 40 --set d_model=128 n_heads=2 set_size=2048 batch_size=2048
+DATA is a folder with the seqFISH slices of benchmarks/defaults.py as h5ad files. The settings are
+the defaults; --set gives others, such as --set seed=1.
 """
 
 import argparse
@@ -28,28 +28,25 @@ def placed_slice(arguments: argparse.Namespace) -> Any:
     def read(name: str) -> Any:
         return anndata.read_h5ad(next(arguments.data.rglob(f"{name}.h5ad")))
 
-    model = AlphaSTomics(
-        [read(name) for name in TRAIN], ROOT / "configs" / "reconstruct.yaml", **arguments.set
-    )
-    model.train(arguments.epochs)
+    model = AlphaSTomics([read(name) for name in TRAIN], **arguments.set).train()
     cells = read(TEST)
-    model.predict_positions(cells, num_steps=1, num_samples=8)
+    model.predict_positions(cells)
     return cells
 
 
 def draw(cells: Any, path: Path) -> None:
-    """Draw the true places, and the model's turned onto them, by cell type."""
+    """Draw the true positions, and the predicted ones rotated onto them, by cell type."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
     import numpy as np
-    from make_pictures import saved, turned_onto
+    from make_pictures import rotated_onto, saved
 
     from alphastomics.utils.metrics import position_scores
 
     true = np.asarray(cells.obsm["spatial"], np.float64)
-    found = turned_onto(np.asarray(cells.obsm["spatial_pred"])[:, :2], true)
+    found = rotated_onto(np.asarray(cells.obsm["spatial_pred"])[:, :2], true)
     spearman = position_scores(found, true, None)["spearman_median"]
     types = cells.obs["cell_type"].astype(str)
     frequent = list(types.value_counts().index[:SHOWN_TYPES])
@@ -75,7 +72,6 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("--epochs", type=int)
     parser.add_argument("--set", nargs="*", default=[], help="settings, as key=value")
     parser.add_argument("--keep", type=Path, help="keep the placed slice as this h5ad")
     parser.add_argument("--placed", type=Path, help="draw an h5ad that was kept")

@@ -18,7 +18,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 # Files of the root that no page is made of: their links become plain words.
-UNPAGED = ("LICENSE", "CITATION.cff", "config.yaml", "configs/reconstruct.yaml")
+UNPAGED = ("LICENSE", "CITATION.cff", "config.yaml")
 ROOMS = {
     "api": "The notebook",
     "preprocessing": "From slices to batches",

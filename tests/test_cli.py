@@ -11,6 +11,7 @@ from alphastomics.cli import build_parser, flag_default, flag_help, parse_argume
 from alphastomics.cli_flags import COMMANDS
 from alphastomics.config import Config
 from alphastomics.config_file import document_fields
+from alphastomics.config_section import is_auto
 from alphastomics.errors import InputError
 from alphastomics.main import answer, main
 
@@ -29,6 +30,7 @@ SLICE_INPUT = {
     "workers": "1",
 }
 SEEDS = {"seed": "42", "deterministic": "off"}
+AUTO = "auto: follows the data"
 CONTRACT = {
     "preprocess": SLICE_INPUT
     | SEEDS
@@ -55,9 +57,9 @@ CONTRACT = {
     | {
         "config": "config.yaml in the working folder, if any",
         "data_dir": "./processed",
-        "batch_size": "1024",
-        "epochs": "100",
-        "lr": "0.0001",
+        "batch_size": AUTO,
+        "epochs": AUTO,
+        "lr": AUTO,
         "training_mode": "joint",
         "use_gated_attention": "on",
         "no_gated_attention": "off",
@@ -114,7 +116,7 @@ CONTRACT = {
         "landmarks": "centred places",
         "frame_scale": "off",
         "sample_mode": "joint",
-        "num_steps": "50",
+        "num_steps": AUTO,
         "sampler": None,
         "output": None,
     },
@@ -127,7 +129,7 @@ CONTRACT = {
         "extract_mode": "encoder",
         "format": "npz",
         "max_samples": "none",
-        "batch_size": "1024",
+        "batch_size": AUTO,
         "overwrite": "off",
     },
     "upload": {
@@ -138,6 +140,14 @@ CONTRACT = {
         "private": "off",
         "token": "the usual Hub login",
     },
+}
+# What the contract's section 4 says of flags whose value follows the data: the schema's default.
+NUMBERS = {
+    ("train", "batch_size"): 1024,
+    ("train", "epochs"): 100,
+    ("train", "lr"): 1e-4,
+    ("sample", "num_steps"): 50,
+    ("extract", "batch_size"): 1024,
 }
 FLAGS = [(command, flag) for command, flags in CONTRACT.items() for flag in flags]
 
@@ -154,6 +164,20 @@ def test_every_flag_of_the_contract_is_known_with_its_default(command: str, flag
     if default is not None:
         assert flag_default(known[flag], document_fields()) == default
     assert "(default: " in flag_help(known[flag], document_fields())
+
+
+def test_a_flag_that_follows_the_data_keeps_the_number_of_the_contract_in_the_schema():
+    assert set(NUMBERS) == {
+        (command, flag) for command, flag in FLAGS if is_shown_as_auto(command, flag)
+    }
+    for (command, flag), number in NUMBERS.items():
+        field = document_fields()[spellings(command)[flag].path]
+        assert is_auto(field)
+        assert field.default == number
+
+
+def is_shown_as_auto(command: str, flag: str) -> bool:
+    return CONTRACT[command][flag] == AUTO
 
 
 @pytest.mark.parametrize("command", COMMANDS)

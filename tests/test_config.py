@@ -7,7 +7,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphastomics.cli import parse_arguments
 from alphastomics.config import Config
 from alphastomics.config_file import (
     SECOND_NAMES,
@@ -20,6 +19,7 @@ from alphastomics.config_file import (
     to_document,
     to_yaml,
 )
+from alphastomics.config_section import is_auto
 from alphastomics.errors import InputError
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +66,24 @@ def test_config_yaml_holds_every_key_and_reads_as_the_defaults():
     document = read_document(ROOT / "config.yaml")
     assert set(leaves(document)) == set(document_fields())
     assert parse_document(document, "config.yaml") == Config()
+
+
+def test_config_yaml_leaves_what_follows_from_the_data_at_auto_and_nothing_else():
+    document = leaves(read_document(ROOT / "config.yaml"))
+    follows = {path for path, field in document_fields().items() if is_auto(field)}
+    own = {"data.loading.set_draw", "training.precision"}
+    own |= {"distributed.strategy", "distributed.devices"}
+    assert {path for path, value in document.items() if value == "auto"} == follows | own
+    contract = leaves(yaml.load(CONTRACT, Loader=ConfigLoader))
+    for path in follows & set(contract):
+        assert document_fields()[path].default == contract[path]
+
+
+def test_auto_is_the_same_as_not_set_and_is_refused_where_nothing_follows():
+    config = parse("training: {batch_size: auto, max_epochs: 3}")
+    assert config.training.model_fields_set == {"max_epochs"}
+    with pytest.raises(InputError, match=r"training\.patience: expected a whole number"):
+        parse("training: {patience: auto}")
 
 
 def test_every_setting_says_what_it_means():
@@ -131,8 +149,8 @@ REFUSALS = {
     "training: {batch_size: '64'}": "training.batch_size: expected a whole number",
     "training: {batch_size: true}": "training.batch_size: expected a whole number",
     "training: {batch_size: 1.5}": "training.batch_size: expected a whole number",
-    "training: {batch_size: 0}": "a whole number of at least 1, got 0",
-    "training: {learning_rate: .nan}": "training.learning_rate: expected a number above 0, got nan",
+    "training: {batch_size: 0}": "a whole number of at least 1 or auto, got 0",
+    "training: {learning_rate: .nan}": "learning_rate: expected a number above 0 or auto, got nan",
     "training: {learning_rate: .inf}": "training.learning_rate",
     "training: {learning_rate: null}": "training.learning_rate",
     "training: {mode: jont}": "one of: joint, expr_to_pos, pos_to_expr (did you mean joint?)",
@@ -255,11 +273,3 @@ def test_any_bytes_are_accepted_or_refused_in_words(tmp_path_factory, content: b
         parse_document(read_document(path), "config")
     except InputError as error:
         assert len(str(error)) > len("config: ")
-
-
-@pytest.mark.parametrize("name", ["reconstruct", "reconstruct.yaml", "configs/reconstruct.yaml"])
-def test_a_preset_can_be_named_from_anywhere(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert parse_arguments(["train", "--config", name]).config.training.mode == "expr_to_pos"
-    with pytest.raises(InputError, match="presets by name: expression, reconstruct"):
-        parse_arguments(["train", "--config", "elsewhere/reconstruct.yaml"])

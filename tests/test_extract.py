@@ -18,6 +18,7 @@ from alphastomics.diffusion_model.train import Request, train
 from alphastomics.extract import embedding
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
+from alphastomics.preprocessing.resume import with_checksum
 from alphastomics.simulate import write_tissue
 from alphastomics.utils.dataholder import DataHolder
 from tests.diffusion_model.conftest import tiny_config
@@ -269,7 +270,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(run, checkpoint, tmp_path, l
 def without_a_gene(data: Path) -> None:
     metadata = json.loads((data / "metadata.json").read_text())
     metadata["genes"][0] = "another"
-    (data / "metadata.json").write_text(json.dumps(metadata))
+    (data / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
 
 
 def cut_short(data: Path) -> None:

@@ -11,12 +11,6 @@ from alphastomics.config import SimulationConfig
 from alphastomics.simulate import write_tissue
 
 ROOT = Path(__file__).parent.parent
-# What the README leaves at the defaults, which are for a GPU, or for an hour.
-SMALL = {
-    "model": {"d_model": 16, "n_heads": 2, "n_layers": 2},
-    "training": {"batch_size": 64, "max_epochs": 2},
-    "sampling": {"num_steps": 3, "num_samples": 2},
-}
 
 
 def five_lines(name: str) -> str:
@@ -55,7 +49,7 @@ def test_both_readmes_are_in_step(what: str):
 
 @pytest.fixture
 def cells(tmp_path: Path) -> anndata.AnnData:
-    """A tissue of two slices, and cells of a third without their places, in the working folder."""
+    """Two slices, and cells of a third without their positions, in the working folder."""
     write_tissue(SimulationConfig(cells=80, slices=3, genes=24), 5, tmp_path, overwrite=False)
     *known, last = (anndata.read_h5ad(path) for path in sorted(tmp_path.glob("*.h5ad")))
     anndata.concat(known).write_h5ad(tmp_path / "tissue.h5ad")
@@ -66,12 +60,6 @@ def cells(tmp_path: Path) -> anndata.AnnData:
 
 def test_the_five_lines_place_a_tissue(cells, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    from alphastomics.api import settings
-
-    whole = settings.document_of
-    monkeypatch.setattr(
-        settings, "document_of", lambda given: SMALL if given is None else whole(given)
-    )
     names: dict = {}
     exec(five_lines("README.md"), names)
     placed = names["cells"]

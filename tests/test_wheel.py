@@ -57,15 +57,13 @@ def program(built, tmp_path_factory) -> Callable[..., str]:
     return say
 
 
-def test_the_wheel_has_all_files_of_the_package_and_the_presets(built):
+def test_the_wheel_has_all_files_of_the_package(built):
     (wheel,) = built.glob("alphastomics-*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "alphastomics"
     files = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    presets = {f"alphastomics/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
     assert {str(path.relative_to(ROOT)) for path in files} <= held
-    assert presets <= held
-    assert {Path(name).suffix for name in held} >= {".py", ".js", ".css", ".html", ".yaml"}
+    assert {Path(name).suffix for name in held} >= {".py", ".js", ".css", ".html"}
     assert all(name.startswith(("alphastomics/", "alphastomics-")) for name in held)
 
 
@@ -93,7 +91,7 @@ def test_the_installed_program_answers_and_simulates(program):
     assert program("python", "-c", code).strip() == "40"
 
 
-def test_every_module_of_the_wheel_imports_and_a_preset_is_found(program):
+def test_every_module_of_the_wheel_imports(program):
     code = (
         "import importlib, pkgutil, pathlib, alphastomics\n"
         "root = pathlib.Path(alphastomics.__file__).parent\n"
@@ -103,9 +101,6 @@ def test_every_module_of_the_wheel_imports_and_a_preset_is_found(program):
         "for name in names:\n"
         "    if not name.endswith(skipped):\n"
         "        importlib.import_module(name)\n"
-        "from alphastomics.config_file import parse_document, read_document\n"
-        "preset = root / 'configs' / 'reconstruct.yaml'\n"
-        "parse_document(read_document(preset), str(preset))\n"
         "print(len(names))\n"
     )
     assert int(program("python", "-c", code)) > 80

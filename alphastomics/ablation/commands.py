@@ -5,7 +5,6 @@ import datetime
 import json
 import logging
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,6 @@ def compare_configs(document: Mapping[str, Any], argv: Sequence[str]) -> str:
     check_switches(layer)
     configurations = selected(arguments, layer)
     folder = arguments.output_dir
-    if arguments.overwrite:
-        shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
 
     from alphastomics.ablation.findings import conclude
@@ -50,6 +47,10 @@ def compare_configs(document: Mapping[str, Any], argv: Sequence[str]) -> str:
     device = chosen_device(arguments.device)
     processed = arguments.data_dir or simulated(config, folder, overwrite=arguments.overwrite)
     budget = Budget(merged, processed, arguments.split, arguments.test_cells, device, folder)
+    if arguments.overwrite:
+        for one in configurations:
+            for seed in arguments.seeds:
+                budget.record(one, seed).unlink(missing_ok=True)
     check_runs(budget, configurations, arguments.seeds)
     # Seed by seed: whoever stops early has whole seeds to compare.
     runs = [run(budget, one, seed) for seed in arguments.seeds for one in configurations]

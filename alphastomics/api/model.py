@@ -42,13 +42,16 @@ from alphastomics.api.setup import (
 from alphastomics.api.trained import TrainedVerbs
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import Request
 from alphastomics.errors import InputError
+from alphastomics.fit import fit
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.training_cells import training_cells
 from alphastomics.hub_model import TRAINING_KEYS, TrainedModel, find_model, read_model
 from alphastomics.preprocessing.commands import preprocess
+from alphastomics.preprocessing.folder import DataFolder
 
 _KEYS = PreprocessingConfig()
 INTERRUPTED = 130  # how `train` leaves after Ctrl-C
@@ -116,6 +119,8 @@ class AlphaSTomics(TrainedVerbs):
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         else:
             self._folder = Path(folder)
+            if self._folder.exists() and not self._folder.is_dir():
+                raise InputError(f"folder: {folder} is a file; name a folder for the run")
         self._is_own_folder = folder is None
 
     @classmethod
@@ -198,7 +203,7 @@ class AlphaSTomics(TrainedVerbs):
             # Lightning 2.6 meets torch 2.13: its own business, and not a notebook's.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             try:
-                summary = train(self.config, request)
+                summary = fit(self.config, request)
             except SystemExit as stop:
                 if stop.code == INTERRUPTED:
                     raise KeyboardInterrupt("stopped; train(resume=True) goes on") from stop
@@ -208,7 +213,10 @@ class AlphaSTomics(TrainedVerbs):
             "training": {key: summary[key] for key in TRAINING_KEYS},
             "setup": asdict(next(iter(self._setups.values()))),
         }
+        if "verdict" in summary:
+            record["verdict"] = summary["verdict"]
         self._model = TrainedModel(module, genes, record)
+        self.config = module.config
         self.logged = read_logged(RunFolder(Path(summary["run"])).metrics)
         self.history = losses_of(self.logged)
         record["history"] = self.history.to_dict("list")
@@ -252,7 +260,8 @@ class AlphaSTomics(TrainedVerbs):
         Parameters
         ----------
         adata
-            Cells whose positions are known; None takes the test split of the training slices.
+            Cells whose positions are known; None takes the test split of the training slices, or,
+            without one, what the training held out to judge itself.
         **keywords
             Settings of `sampling`, such as `num_steps`, and `seed`.
 
@@ -266,15 +275,29 @@ class AlphaSTomics(TrainedVerbs):
         known = None
         if adata is not None:
             cells = self._cells(adata, config)
+            known = training_cells(model.module, model.genes)
         else:
             place = self._folder / "processed"
             if not self._data:
                 raise InputError("evaluate: a model that was loaded has no slices; give an AnnData")
+            if DataFolder(place).metadata().splits["test"].cells == 0:
+                return self._held_out_scores()
             cells = read_processed(place, model.genes, "test")
             known = read_processed(place, model.genes, "train")
         scores = evaluate(model.module, cells, known, config.sampling, config.seed.global_seed)
         model.record["scores"] = scores
         return score_frame(scores)
+
+    def _held_out_scores(self) -> pd.DataFrame:
+        """Return how the training judged itself: there are no test cells."""
+        record = self._trained().record
+        if "verdict" not in record:
+            raise InputError(
+                "evaluate: all cells were trained on; give an AnnData whose positions are known, "
+                "or train with train_ratio=0.8"
+            )
+        record["scores"] = record["verdict"]["scores"]
+        return score_frame(record["scores"])
 
     @classmethod
     def load(cls, folder: str | Path) -> "AlphaSTomics":

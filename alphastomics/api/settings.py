@@ -54,7 +54,7 @@ def document_of(settings: Settings) -> dict[str, Any]:
     if settings is None:
         return {}
     if isinstance(settings, Config):
-        return to_document(settings)
+        return to_document(settings, only_set=True)
     if isinstance(settings, str | Path):
         return read_document(Path(settings))
     return copy.deepcopy(dict(settings))

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData, ImplicitModificationWarning
+from scipy.sparse import issparse
 
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.h5ad import write_h5ad
+from alphastomics.preprocessing.commands import MEASURED_Z
 from alphastomics.preprocessing.genes import require_unique
-from alphastomics.preprocessing.survey import SLICE_KEY
+from alphastomics.preprocessing.survey import SAMPLE_KEYS, SLICE_KEY
 
 SETUP_KEY = "alphastomics_setup"
 POSITION, CELL_TYPE = "spatial", "cell_type"  # names in the temporary files
@@ -128,6 +130,9 @@ def setup_for(adata: AnnData, config: Config) -> Setup:
     found = registered(adata)
     if found is None:
         found = Setup(options.position_key, options.cell_type_key, None, None)
+        named = "position_key" in options.model_fields_set
+        if options.common_frame and not named and MEASURED_Z in adata.obsm:
+            found = replace(found, position_key=MEASURED_Z)
     return with_slices(adata, found)
 
 
@@ -159,6 +164,7 @@ def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
     if adata.isbacked:
         adata = adata.to_memory()
     columns = {SLICE_KEY: setup.slice_key, CELL_TYPE: setup.cell_type_key}
+    columns |= {key: key for key in SAMPLE_KEYS if key in adata.obs}
     obs = pd.DataFrame(
         {name: adata.obs[key].to_numpy() for name, key in columns.items() if key is not None},
         index=pd.Index(adata.obs_names.astype(str), dtype=object),
@@ -170,17 +176,28 @@ def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Observation names are not unique")
         # A copy: a view of a matrix is of a class that cannot be written.
-        cells = AnnData(values.copy(), obs=obs, var=var)
+        cells = AnnData(rows_of_cells(values), obs=obs, var=var)
         if setup.position_key is not None:
             cells.obsm[POSITION] = np.asarray(adata.obsm[setup.position_key])
         write_h5ad(path, cells, compression=None)
 
 
+def rows_of_cells(values: Any) -> Any:
+    """Return a copy of a matrix in a form that AnnData holds: COO and the like become CSR."""
+    if issparse(values) and values.format not in ("csr", "csc"):
+        return values.tocsr()
+    return values.copy()
+
+
 def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) -> Any:
     """Return the settings of preprocessing with the names of the temporary files."""
     with_types = any(setup.cell_type_key is not None for setup in setups)
+    given = options.model_fields_set
+    # A notebook's training holds out what it needs by itself: no cell need be set aside.
+    whole = {} if {"train_ratio", "val_ratio"} & given else {"train_ratio": 1.0, "val_ratio": 0.0}
     return options.model_copy(
         update={
+            **whole,
             "position_key": POSITION,
             "cell_type_key": CELL_TYPE if with_types else None,
             "position_is_3d": dims == 3,

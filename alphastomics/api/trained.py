@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from anndata import AnnData
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from alphastomics.api.notebook import for_notebooks
 from alphastomics.api.settings import document_of, settled
@@ -48,6 +48,7 @@ from alphastomics.generation.commands import read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
+from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
 
@@ -90,7 +91,7 @@ class TrainedVerbs:
 
     def predict_positions(
         self, adata: Any, *, reference: Any = None, **keywords: Any
-    ) -> Float32[np.ndarray, "N 2"] | Float32[np.ndarray, "N 3"]:
+    ) -> Float[np.ndarray, "N 2"] | Float[np.ndarray, "N 3"]:
         """Place cells by their expression.
 
         Writes obsm["spatial_pred"], obsm["spatial_std"] and uns["alphastomics"]. Each slice is
@@ -134,13 +135,13 @@ class TrainedVerbs:
         """
         if isinstance(cells, AnnData):
             return self._predict(cells, "pos_to_expr", keywords)[0].expression
-        place = checked_positions(cells, "positions").astype(np.float32)
+        place = checked_positions(cells, "positions")
         require_enough(len(place), "positions")
         genes = self._trained().genes
         blank = replace(
             blank_cells(Blank(len(place)), len(genes), dims=place.shape[1]),
             position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
-            slice_names=["positions"],
+            slice_names=[BARE_POSITIONS],
         )
         made = self._generate(blank, "pos_to_expr", settled(self.config, keywords))
         data = new_anndata(replace(blank, expression=made.expression), genes)
@@ -295,8 +296,9 @@ class TrainedVerbs:
         return Reference(Path("reference"), cells)
 
     def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
-        module = self._trained().module
-        return generate(module, cells, mode, config.sampling, config.seed.global_seed)
+        model = self._trained()
+        known = training_cells(model.module, model.genes) if mode == "pos_to_expr" else None
+        return generate(model.module, cells, mode, config.sampling, config.seed.global_seed, known)
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:
         """Read an AnnData as `sample` reads a file."""

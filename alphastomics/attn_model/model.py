@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from alphastomics.attn_model.embedding import centered, seen_coordinates
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import require_tensor
 from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.neighbourhood import smoothed_expression
+from alphastomics.attn_model.position_head import PositionHead
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
 from alphastomics.config import Config, LayerConfig, ModelConfig
@@ -57,6 +59,19 @@ class Prediction(NamedTuple):
     aux: Auxiliary
 
 
+def known_values(
+    expression: Float[Tensor, "B N G"],
+    gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
+    hidden: Bool[Tensor, "B N G"] | None,
+) -> Float[Tensor, "B N G"]:
+    """Put 0, the mean of a standardised gene, where a value is hidden or was not measured."""
+    for unseen in (hidden, None if gene_mask is None else ~gene_mask):
+        if unseen is not None:
+            unseen = unseen if unseen.ndim == 3 else unseen[:, None]
+            expression = expression.masked_fill(unseen, 0)
+    return expression
+
+
 class Model(nn.Module):
     """The diffusion transformer over sets of cells.
 
@@ -68,6 +83,8 @@ class Model(nn.Module):
         Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
     input_dropout, smoothing_rounds, smoothing_neighbours, smoothing_components, smoothing_dropout
         What is done to expression that is given, as in `ModelConfig`.
+    expects_positions
+        Whether a head says where given expression is expected; needs smoothing.
     settings
         Kind of attention, gate and feed-forward.
     """
@@ -86,6 +103,7 @@ class Model(nn.Module):
         smoothing_neighbours: int = _SIZE.smoothing_neighbours,
         smoothing_components: int = _SIZE.smoothing_components,
         smoothing_dropout: float = _SIZE.smoothing_dropout,
+        expects_positions: bool = False,
         settings: LayerConfig = _SETTINGS,
     ) -> None:
         super().__init__()
@@ -116,6 +134,11 @@ class Model(nn.Module):
                 nn.Linear(d_model, d_model),
             )
             if smoothing_rounds
+            else None
+        )
+        self.position_head = (
+            PositionHead(num_genes, smoothing_rounds * num_genes)
+            if expects_positions and smoothing_rounds
             else None
         )
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_SPREAD)
@@ -151,6 +174,9 @@ class Model(nn.Module):
             smoothing_neighbours=size.smoothing_neighbours,
             smoothing_components=size.smoothing_components,
             smoothing_dropout=size.smoothing_dropout,
+            # Positions can be expected where slices lie in one frame.
+            expects_positions=config.diffusion.position_frame == "registered"
+            and config.training.mode != "pos_to_expr",
             settings=config.layer,
         )
 
@@ -165,6 +191,7 @@ class Model(nn.Module):
         expression_hidden: Bool[Tensor, "B N G"] | None = None,
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
         smoothed: Float[Tensor, "B N F"] | None = None,
+        expected: Float[Tensor, "B N 3"] | None = None,
         output_hidden_states: bool = False,
     ) -> Prediction:
         """Predict the clean cells.
@@ -185,6 +212,8 @@ class Model(nn.Module):
             True for entries hidden by masked diffusion; whatever they hold is not seen.
         smoothed
             What `smooth` returned for these cells: saves the work when they are seen again.
+        expected
+            What `expect` returned for these cells, likewise.
         output_hidden_states
             Return the cells that enter the first layer and leave each.
         """
@@ -201,6 +230,13 @@ class Model(nn.Module):
                     expression_hidden=expression_hidden,
                 )
             context = context + self._read_smoothed(smoothed, diffusion_time)
+        if self.position_head is not None:
+            assert smoothed is not None
+            if expected is None:
+                masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
+                expected = self.expect(expression, smoothed, node_mask, **masks).mean(0)
+            expected = expected.detach().to(position.dtype)
+            context = context + self._read_expected(expected, diffusion_time, node_mask)
         output = self.trunk.denoise(
             visible,
             diffusion_time,
@@ -211,7 +247,38 @@ class Model(nn.Module):
             keep_hidden=output_hidden_states,
         )
         states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
-        return Prediction(output.expression, output.position, self._auxiliary(output, states))
+        placed = output.position
+        if expected is not None:
+            # Of pure noise beside given expression there is nothing else to be known.
+            start = (diffusion_time[:, -1:] == 1) & (diffusion_time[:, :1] == 0)
+            placed = torch.where(start[..., None], expected.to(placed.dtype), placed)
+        return Prediction(output.expression, placed, self._auxiliary(output, states))
+
+    def expect(
+        self,
+        expression: Float[Tensor, "B N G"],
+        smoothed: Float[Tensor, "B N F"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+        *,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
+        expression_hidden: Bool[Tensor, "B N G"] | None = None,
+    ) -> Float[Tensor, "M B N 3"]:
+        """Say where cells are expected by their expression, centred, by each member of the head."""
+        assert self.position_head is not None
+        expression = known_values(expression, gene_mask, expression_hidden)
+        found = self.position_head(expression, smoothed.to(expression.dtype))
+        seen = seen_coordinates(found[0], node_mask, None)
+        return torch.stack([centered(member, seen) for member in found])
+
+    def _read_expected(
+        self,
+        expected: Float[Tensor, "B N 3"],
+        diffusion_time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None,
+    ) -> Float[Tensor, "B N D"]:
+        """Embed expected positions; sets without given expression get nothing added."""
+        seen = seen_coordinates(expected, node_mask, None)
+        return self.trunk.position_in(expected, seen) * (diffusion_time[:, :1, None] == 0)
 
     def smooth(
         self,
@@ -226,10 +293,7 @@ class Model(nn.Module):
 
         Hidden and unmeasured values count as 0, the mean of a standardised gene.
         """
-        for unseen in (expression_hidden, None if gene_mask is None else ~gene_mask):
-            if unseen is not None:
-                unseen = unseen if unseen.ndim == 3 else unseen[:, None]
-                expression = expression.masked_fill(unseen, 0)
+        expression = known_values(expression, gene_mask, expression_hidden)
         given = diffusion_time[:, 0] == 0
         return smoothed_expression(expression, node_mask, given, **self.smoothing)
 

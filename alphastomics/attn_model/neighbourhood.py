@@ -6,6 +6,8 @@ cells in the leading principal components, takes their mean, and standardises ea
 next round starts from there (diffusion on a graph, as in MAGIC, van Dijk et al. 2018).
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -17,13 +19,13 @@ LARGEST_BLOCK = 2**25
 SMALLEST_DEVIATION = 1e-6
 
 
-def principal_components(values: Float[Tensor, "N G"], count: int) -> Float[Tensor, "N C"]:
+def principal_components(values: Float[Tensor, "*B N G"], count: int) -> Float[Tensor, "*B N C"]:
     """Project cells onto their leading principal components, found by subspace iteration.
 
     The start is the same for every set with these genes: no randomness, whatever the cells' order.
     """
-    centred = values - values.mean(0)
-    num_genes = values.shape[1]
+    centred = values - values.mean(-2, keepdim=True)
+    num_genes = values.shape[-1]
     generator = torch.Generator().manual_seed(num_genes)
     basis = torch.randn(num_genes, min(count, num_genes), generator=generator).to(values)
     for _ in range(POWER_ITERATIONS):
@@ -31,36 +33,42 @@ def principal_components(values: Float[Tensor, "N G"], count: int) -> Float[Tens
     return centred @ basis
 
 
-def nearest_cells(points: Float[Tensor, "N C"], count: int) -> Int[Tensor, "N K"]:
+def nearest_cells(points: Float[Tensor, "*B N C"], count: int) -> Int[Tensor, "*B N K"]:
     """Return each point's nearest points, itself among them, in blocks of rows."""
-    rows = max(LARGEST_BLOCK // len(points), 1)
+    rows = max(LARGEST_BLOCK // (points.shape[-2] * math.prod(points.shape[:-2])), 1)
     nearest = [
         torch.cdist(block, points).topk(count, largest=False, sorted=False).indices
-        for block in torch.split(points, rows)
+        for block in torch.split(points, rows, dim=-2)
     ]
-    return torch.cat(nearest)
+    return torch.cat(nearest, dim=-2)
 
 
-def mean_over(values: Float[Tensor, "N G"], cells: Int[Tensor, "N K"]) -> Float[Tensor, "N G"]:
+def mean_over(
+    values: Float[Tensor, "*B N G"], cells: Int[Tensor, "*B N K"]
+) -> Float[Tensor, "*B N G"]:
     """Mean over each cell's listed cells; neighbour by neighbour, so that no (N, K, G) is held."""
     total = torch.zeros_like(values)
-    for column in cells.unbind(1):
-        total += values[column]
-    return total / cells.shape[1]
+    for column in cells.unbind(-1):
+        total += values.take_along_dim(column[..., None], dim=-2)
+    return total / cells.shape[-1]
 
 
-def standardized(values: Float[Tensor, "N G"]) -> Float[Tensor, "N G"]:
+def standardized(values: Float[Tensor, "*B N G"]) -> Float[Tensor, "*B N G"]:
     """Bring each gene to mean 0 and deviation 1; one that does not vary becomes 0."""
-    centred = values - values.mean(0)
-    return centred / centred.square().mean(0).sqrt().clamp(min=SMALLEST_DEVIATION)
+    centred = values - values.mean(-2, keepdim=True)
+    std = centred.square().mean(-2, keepdim=True).sqrt()
+    return centred / std.clamp(min=SMALLEST_DEVIATION)
 
 
 def smoothed_set(
-    expression: Float[Tensor, "N G"], *, rounds: int, neighbours: int, components: int
-) -> Float[Tensor, "N F"]:
-    """Smooth one set; every round's result stands beside the others, F = rounds x G."""
+    expression: Float[Tensor, "*B N G"], *, rounds: int, neighbours: int, components: int
+) -> Float[Tensor, "*B N F"]:
+    """Smooth one set, or several of one size; the results of all rounds side by side, F = rounds G.
+
+    Several at once save a GPU most of its waiting, and give each what it gets alone.
+    """
     values, scales = expression, []
-    count = min(neighbours, len(expression))
+    count = min(neighbours, expression.shape[-2])
     for _ in range(rounds):
         cells = nearest_cells(principal_components(values, components), count)
         values = standardized(mean_over(values, cells))
@@ -95,7 +103,17 @@ def smoothed_expression(
     num_sets, num_cells, num_genes = expression.shape
     smoothed = expression.new_zeros(num_sets, num_cells, rounds * num_genes, dtype=torch.float32)
     with torch.autocast(expression.device.type, enabled=False):
-        for index in given.nonzero().flatten().tolist():
+        chosen = given.nonzero().flatten().tolist()
+        whole = node_mask is None or bool(node_mask[given].all())
+        if expression.is_cuda and whole and len(chosen) > 1:
+            smoothed[given] = smoothed_set(
+                expression[given].float(),
+                rounds=rounds,
+                neighbours=neighbours,
+                components=components,
+            )
+            chosen = []
+        for index in chosen:
             real = slice(None) if node_mask is None else node_mask[index]
             cells = expression[index, real].float()
             if len(cells):

@@ -35,10 +35,36 @@ def validation_follows(trainer: pl.Trainer) -> bool:
 
     A checkpoint of this moment would be resumed without it: wait until it is done.
     """
-    return trainer.is_last_batch and trainer.enable_validation
+    every = trainer.check_val_every_n_epoch or 1
+    due = (trainer.current_epoch + 1) % every == 0
+    return trainer.is_last_batch and trainer.enable_validation and due
 
 
-class Keeper(pl.Callback):
+def save_last(trainer: pl.Trainer, folder: RunFolder) -> None:
+    """Write the checkpoint that a resumed run goes on from; a run that it replaces can go now."""
+    trainer.save_checkpoint(folder.last)
+    folder.discard_replaced()
+
+
+class Updates(pl.Callback):
+    """Tells whether the batch that has just ended updated the weights.
+
+    Between updates gradients add up (`accumulate_grad_batches`), and a checkpoint does not hold
+    them: only one of an update can be resumed to the same weights.
+    """
+
+    step_before = -1
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_args: Any) -> None:
+        """Remember how many updates there were."""
+        self.step_before = trainer.global_step
+
+    def just_updated(self, trainer: pl.Trainer) -> bool:
+        """Say whether there has been one since."""
+        return trainer.global_step > self.step_before
+
+
+class Keeper(Updates):
     """Keeps the last checkpoint every few steps and the best ones by validation loss.
 
     It also stops a run whose validation loss no longer falls: the losses are in its hands, and with
@@ -71,25 +97,33 @@ class Keeper(pl.Callback):
         self.best = {name: loss for name, loss in state_dict["best"].items() if name in files}
         self.lowest, self.waited = state_dict["lowest"], state_dict["waited"]
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave a run that had stopped early, and is resumed, as it is."""
+        self.stop_early(trainer)
+
+    def stop_early(self, trainer: pl.Trainer) -> None:
+        """Stop when validation no longer improves."""
+        if self.patience is not None and self.waited >= self.patience:
+            logger.info("stopping early: validation has not improved for %d epochs", self.waited)
+            trainer.should_stop = True
+
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
         """Write the last checkpoint when it is due."""
         step = trainer.global_step
-        due = step != self.saved_step and step % self.every == 0
+        due = step != self.saved_step and step % self.every == 0 and self.just_updated(trainer)
         if due and not validation_follows(trainer):
             self.saved_step = step
-            trainer.save_checkpoint(self.folder.last)
+            save_last(trainer, self.folder)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the last checkpoint, and a good one; stop when nothing improves any more."""
         loss = float(trainer.callback_metrics[MONITORED])
         self.waited = 0 if loss < self.lowest else self.waited + 1
         self.lowest = min(loss, self.lowest)
-        if self.patience is not None and self.waited >= self.patience:
-            logger.info("stopping early: validation has not improved for %d epochs", self.waited)
-            trainer.should_stop = True
+        self.stop_early(trainer)
         self.keep(trainer, loss)
         self.saved_step = trainer.global_step
-        trainer.save_checkpoint(self.folder.last)
+        save_last(trainer, self.folder)
 
     def keep(self, trainer: pl.Trainer, loss: float) -> None:
         """Write a checkpoint if it is among the best, and remove what is no longer."""
@@ -103,6 +137,11 @@ class Keeper(pl.Callback):
             for key in dropped:
                 (self.folder.checkpoints / key).unlink(missing_ok=True)
 
+    def best_step(self) -> int | None:
+        """Return the update at which the best checkpoint was written, if there is one."""
+        path = self.best_path()
+        return None if path is None else int(path.stem.rpartition("-step")[2])
+
     def best_path(self) -> Path | None:
         """Return the best checkpoint, if there is one."""
         if not self.best:
@@ -110,8 +149,8 @@ class Keeper(pl.Callback):
         return self.folder.checkpoints / min(self.best, key=lambda key: self.best[key])
 
 
-class StopOnRequest(pl.Callback):
-    """On SIGTERM or Ctrl-C: finish the step, save, mark the run interrupted, and leave."""
+class StopOnRequest(Updates):
+    """On SIGTERM or Ctrl-C: finish the update, save, mark the run interrupted, and leave."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -130,8 +169,8 @@ class StopOnRequest(pl.Callback):
         self.received = number
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_args: Any) -> None:
-        """Stop between two steps."""
-        if not validation_follows(trainer):
+        """Stop between two updates."""
+        if self.just_updated(trainer) and not validation_follows(trainer):
             self.stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -144,7 +183,7 @@ class StopOnRequest(pl.Callback):
         if trainer.world_size > 1:
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
-            trainer.save_checkpoint(self.folder.last)
+            save_last(trainer, self.folder)
             if trainer.is_global_zero:
                 self.folder.mark("interrupted", step=trainer.global_step)
             logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)
@@ -157,11 +196,41 @@ class StopOnRequest(pl.Callback):
         self.previous.clear()
 
 
-class Progress(pl.Callback):
-    """Shows cells per second, the loss and the time left."""
+class TaskErrors:
+    """Running mean of the error of each task: one step's loss jumps from task to task.
 
-    def __init__(self, total_cells: int) -> None:
-        self.total = total_cells
+    Placing has expression given, `expression` has positions given, and new tissue has neither.
+    """
+
+    NAMES = ("placing", "expression", "new tissue")
+    DECAY = 0.98
+
+    def __init__(self) -> None:
+        self.sums: torch.Tensor | None = None
+
+    def add(self, times: torch.Tensor, errors: torch.Tensor) -> None:
+        """Count the sets of a step, without waiting for them."""
+        given = times == 0
+        task = torch.stack([given[:, 0], given[:, 1], ~given.any(1)], dim=1).to(errors.dtype)
+        error = torch.stack([errors[:, 1], errors[:, 0], errors.sum(1)], dim=1)
+        new = torch.stack([(task * error).sum(0), task.sum(0)])
+        self.sums = new if self.sums is None else self.DECAY * self.sums + new
+
+    def words(self) -> str:
+        """Say how every task goes that was trained so far."""
+        if self.sums is None:
+            return ""
+        totals, counts = self.sums.tolist()
+        parts = zip(self.NAMES, totals, counts, strict=True)
+        return "error: " + ", ".join(f"{name} {t / n:.3f}" for name, t, n in parts if n > 0)
+
+
+class Progress(pl.Callback):
+    """Shows cells per second, the running error of each task and the time left."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.errors = TaskErrors()
         self.stack = ExitStack()
         self.advance: Any = None
 
@@ -169,8 +238,10 @@ class Progress(pl.Callback):
         """Open the bar on the first rank, at the place where a resumed run goes on."""
         if trainer.is_global_zero:
             done = trainer.fit_loop.epoch_progress.current.completed / (trainer.max_epochs or 1)
-            self.advance = self.stack.enter_context(track("train", self.total, "cells"))
-            self.advance(round(done * self.total))
+            before = round(done * self.total)
+            self.advance = self.stack.enter_context(
+                track("train", self.total, "cells", done=before)
+            )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: DataHolder,
@@ -179,8 +250,10 @@ class Progress(pl.Callback):
         """Count the cells of the step, over all ranks."""
         if self.advance is not None:
             cells = int(batch.node_mask.sum()) * trainer.world_size
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-            self.advance(cells, note=lambda: f"loss {float(loss):.4g}")
+            last = getattr(pl_module, "last", None)
+            if last is not None:
+                self.errors.add(last.times, last.errors)
+            self.advance(cells, note=self.errors.words)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Close the bar."""

@@ -12,7 +12,6 @@ import logging
 import math
 import pickle
 import struct
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,13 @@ from torch import Tensor
 
 from alphastomics import __version__
 from alphastomics.config_file import parse_document, to_document
+from alphastomics.diffusion_model.bounds import (
+    Shapes,
+    require_bounded_archive,
+    require_bounded_content,
+    require_fitting,
+    unfit,
+)
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.diffusion_model.trainer_module import TrainerModule
@@ -34,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 OWN_KEY, SEAL_KEY = "alphastomics", "sha256"
+MODEL_PREFIX = "model."
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
 # What torch raises on damaged files, beside the refusal to run anything.
@@ -120,10 +127,9 @@ class SealedCheckpointIO(TorchCheckpointIO):
 
 def load_plain(path: Path, kind: str) -> Any:
     """Read what `torch.save` wrote, if it is tensors and plain data; nothing in it is ever run."""
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path}: not {kind}, or cut short")
+    pickle_bytes = require_bounded_archive(path, kind)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path}: not {kind}, or damaged: it holds something other than tensors and plain "
@@ -131,6 +137,8 @@ def load_plain(path: Path, kind: str) -> Any:
         ) from error
     except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read as {kind}: truncated or damaged") from error
+    require_bounded_content(content, pickle_bytes, path)
+    return content
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -154,9 +162,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if digest(content) != seal:
         raise InputError(f"{path}: altered since it was written: its content differs from its seal")
     require_card(content[OWN_KEY], path)
-    if not isinstance(content.get("state_dict"), dict):
+    weights = content.get("state_dict")
+    if not isinstance(weights, dict) or not all(map(is_weight, weights.items())):
         raise InputError(f"{path}: holds no weights: it is damaged")
     return content
+
+
+def is_weight(item: tuple[Any, Any]) -> bool:
+    """Tell a named tensor of numbers from anything else."""
+    name, value = item
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def require_card(card: dict[str, Any], path: Path) -> None:
@@ -171,6 +186,7 @@ def require_card(card: dict[str, Any], path: Path) -> None:
         "normalization": done is None
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
         "flat": isinstance(card.get("flat"), bool),
+        "training_digest": isinstance(card.get("training_digest"), str | None),
     }
     for key, holds in sound.items():
         if not holds:
@@ -187,6 +203,7 @@ def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
         "position_scale": float(module.position_scale),
         "normalization": module.normalization,
         "flat": module.flat,
+        "training_digest": module.training_digest,
     }
 
 
@@ -230,23 +247,34 @@ def load_module(
         return import_weights(path, kind)
     path = checkpoint_of(path)
     content = read_checkpoint(path)
-    module = module_of(content[OWN_KEY], path, kind)
+    weights = content["state_dict"]
+    shapes = {
+        name.removeprefix(MODEL_PREFIX): tuple(value.shape)
+        for name, value in weights.items()
+        if name.startswith(MODEL_PREFIX)
+    }
+    module = module_of(content[OWN_KEY], shapes, path, kind)
     try:
-        module.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise InputError(f"{path}: its weights do not fit its own config: it is damaged") from error
+        module.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        raise unfit(path) from error
     return module, content[OWN_KEY]["genes"]
 
 
 def module_of(
-    card: dict[str, Any], path: Path, kind: type[AlphaSTomicsModule] = AlphaSTomicsModule
+    card: dict[str, Any],
+    shapes: Shapes,
+    path: Path,
+    kind: type[AlphaSTomicsModule] = AlphaSTomicsModule,
 ) -> AlphaSTomicsModule:
-    """Build the module that a checkpoint says it is; its weights are still to come."""
+    """Build the module that a checkpoint says it is, if its weights are those of one."""
     config = parse_document(card["config"], str(path))
+    require_fitting(config, len(card["genes"]), shapes, path)
     module = kind(config, len(card["genes"]), position_scale=card["position_scale"])
     module.genes = list(card["genes"])
     module.normalization = card["normalization"]
     module.flat = card["flat"]
+    module.training_digest = card.get("training_digest")
     return module.eval()
 
 
@@ -257,7 +285,9 @@ def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Pat
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in module.average.state_dict().items()}
     write_bytes(folder / WEIGHTS_FILE, save(weights, metadata={SEAL_KEY: digest(weights)}))
-    write_text(folder / CONFIG_FILE, json.dumps(card_of(module, genes), indent=2) + "\n")
+    card = json.loads(json.dumps(card_of(module, genes)))
+    card[SEAL_KEY] = digest(card)
+    write_text(folder / CONFIG_FILE, json.dumps(card, indent=2) + "\n")
     return folder / WEIGHTS_FILE
 
 
@@ -268,11 +298,13 @@ def import_weights(
     from safetensors import SafetensorError, safe_open
 
     card = read_card(folder / CONFIG_FILE)
-    module = module_of(card, folder / CONFIG_FILE, kind)
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            names = list(file.keys())
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            module = module_of(card, shapes, folder / CONFIG_FILE, kind)
+            found = {name: file.get_tensor(name) for name in names}
             seal = (file.metadata() or {}).get(SEAL_KEY)
     except (SafetensorError, OSError) as error:
         raise InputError(
@@ -307,5 +339,10 @@ def read_card(path: Path) -> dict[str, Any]:
     wanted = {"format", "config", "genes", "position_scale", "normalization", "flat"}
     if not isinstance(card, dict) or not wanted <= card.keys() or card["format"] != FORMAT:
         raise InputError(f"{path}: not the card of a model that this version ({__version__}) reads")
+    if card.pop(SEAL_KEY, None) != digest(card):
+        raise InputError(
+            f"{path}: altered since it was written, or by a version before 0.2: its content "
+            "differs from its checksum; copy it again, or export it again"
+        )
     require_card(card, path)
     return card

@@ -86,6 +86,36 @@ def aligned_loss(
     return mean_over(error, node_mask)
 
 
+def position_error(
+    expected: Float[Tensor, "M B N 3"],
+    true: Float[Tensor, "B N 3"],
+    node_mask: Bool[Tensor, "B N"],
+) -> Float[Tensor, ""]:
+    """Mean over members and real cells of the squared distance to the truth, in its own frame."""
+    error = (expected - centered(true, node_mask)).square().sum(-1)
+    return mean_over(error, node_mask[None])
+
+
+@torch.no_grad()
+def errors_of_sets(predicted: Cells, true: Cells, entries: Entries) -> Float[Tensor, "B 2"]:
+    """Mean squared error of expression and of position of each set: for people to watch."""
+    mask = entries.node_mask
+    counted = mask[..., None].expand(true.expression.shape)
+    if entries.gene_mask is not None:
+        genes = entries.gene_mask if entries.gene_mask.ndim == 3 else entries.gene_mask[:, None]
+        counted = counted & genes
+    expression = squared_error(predicted.expression, true.expression) * counted
+    position = (centered(predicted.position, mask) - centered(true.position, mask)).square()
+    cells = mask.sum(1).clamp(min=1)
+    return torch.stack(
+        [
+            expression.sum((1, 2)) / counted.sum((1, 2)).clamp(min=1),
+            (position.sum(-1) * mask).sum(1) / cells,
+        ],
+        dim=1,
+    )
+
+
 class DualModalLoss(nn.Module):
     """Loss of expression and position together.
 

@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,9 +21,16 @@ from alphastomics.config_file import as_config
 from alphastomics.diffusion_model.alignment import best_rotation
 from alphastomics.diffusion_model.average import average_decay, update_average
 from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
-from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, LossTerms
-from alphastomics.diffusion_model.masking import Hidden
+from alphastomics.diffusion_model.loss import (
+    Cells,
+    DualModalLoss,
+    Entries,
+    LossTerms,
+    errors_of_sets,
+    position_error,
+)
 from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.diffusion_model.step import Scored, Seen
 from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
@@ -31,46 +38,6 @@ from alphastomics.utils.dataholder import DataHolder
 
 # Draws of time and noise for each validation batch: few sets make one draw a poor estimate.
 VALIDATION_DRAWS = 4
-
-
-class Scored(NamedTuple):
-    """What a step made: the loss, the prediction, and the batch with its diffusion time."""
-
-    terms: LossTerms
-    prediction: Prediction
-    batch: DataHolder
-
-
-class Seen(NamedTuple):
-    """What the network sees of a batch, but for the noisy positions."""
-
-    expression: Tensor
-    node_mask: Tensor
-    gene_mask: Tensor
-    hidden: Hidden
-    times: Tensor
-
-    def rows(self, chosen: Bool[Tensor, " B"], *, time: float) -> "Seen":
-        """Return some of the sets, with their positions at another time."""
-        hidden = Hidden(*(None if mask is None else mask[chosen] for mask in self.hidden))
-        times = self.times[chosen].clone()
-        times[:, 1] = time
-        return Seen(
-            self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
-        )
-
-    def through(self, model: Model, position: Tensor, smoothed: Tensor | None) -> Prediction:
-        """Call the network."""
-        return model(
-            self.expression,
-            position,
-            self.times,
-            self.node_mask,
-            gene_mask=self.gene_mask,
-            expression_hidden=self.hidden.expression,
-            position_hidden=self.hidden.position,
-            smoothed=smoothed,
-        )
 
 
 class AlphaSTomicsModule(TrainerModule):
@@ -86,6 +53,7 @@ class AlphaSTomicsModule(TrainerModule):
         What one unit inside the model is in the user's units; None learns it from the data.
     """
 
+    slice_rotation: Tensor
     updates: Tensor
     skipped_steps: Tensor
 
@@ -111,6 +79,10 @@ class AlphaSTomicsModule(TrainerModule):
         )
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
+        # Rotation of each slice into the frame that the slices share; none is known by itself.
+        self.register_buffer(
+            "slice_rotation", torch.eye(3, dtype=torch.float64)[None], persistent=False
+        )
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
         self.gradient_norm = 0.0
@@ -163,13 +135,16 @@ class AlphaSTomicsModule(TrainerModule):
             draws.hidden,
             self.noise_model.network_time(times, batch.expression.dtype),
         )
-        again = self.smoothed(seen)
+        again = self.smoothed(batch, seen)
         turn = self.turn_of(batch, draws, seen, again)
         true = Cells(batch.expression, self.inner_positions(batch, turn))
         noised_position = self.noise_model.noised(
             true.position, draws.position, times[:, 1], settings.nu_position
         )
-        prediction = seen.through(self.denoiser, noised_position, again)
+        expected = self.expected(batch, seen, again)
+        prediction = seen.through(
+            self.denoiser, noised_position, again, None if expected is None else expected.mean(0)
+        )
         entries = Entries(
             batch.node_mask,
             batch.gene_mask,
@@ -180,12 +155,33 @@ class AlphaSTomicsModule(TrainerModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
-        return Scored(terms, prediction, replace(batch, diffusion_time=seen.times))
+        if expected is not None:
+            off = position_error(expected, true.position, batch.node_mask)
+            weight = self.config.loss.lambda_position
+            terms = terms._replace(total=terms.total + weight * off, position=terms.position + off)
+        errors = errors_of_sets(predicted, true, entries)
+        batch = replace(batch, diffusion_time=seen.times)
+        return Scored(terms, prediction, batch, times, errors)
 
-    def smoothed(self, seen: Seen) -> Tensor | None:
+    def expected(
+        self, batch: DataHolder, seen: Seen, smoothed: Tensor | None
+    ) -> Float[Tensor, "M B N 3"] | None:
+        """Say where the cells are expected by their clean expression, whatever the set is for."""
+        model = self.denoiser
+        if model.position_head is None:
+            return None
+        clean = seen._replace(expression=batch.expression, times=torch.zeros_like(seen.times))
+        smoothed = batch.smoothed if batch.smoothed is not None else self.smoothed(batch, clean)
+        assert smoothed is not None
+        hidden = {"gene_mask": batch.gene_mask, "expression_hidden": seen.hidden.expression}
+        return model.expect(batch.expression, smoothed, batch.node_mask, **hidden)
+
+    def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network wants it."""
         if self.denoiser.alike_in is None:
             return None
+        if batch.smoothed is not None:
+            return batch.smoothed
         return self.denoiser.smooth(
             seen.expression,
             seen.times,
@@ -196,8 +192,11 @@ class AlphaSTomicsModule(TrainerModule):
 
     def framed(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
         """Say which sets know their frame: all but pure noise beside given expression."""
-        if self.config.diffusion.position_frame == "random":
+        frame = self.config.diffusion.position_frame
+        if frame == "random":
             return None
+        if frame == "registered":
+            return torch.ones(len(times), dtype=torch.bool, device=times.device)
         return (times[:, 0] > 0) | (times[:, 1] < self.noise_model.num_timesteps)
 
     @torch.no_grad()
@@ -211,8 +210,13 @@ class AlphaSTomicsModule(TrainerModule):
         what expression says; a small one goes by one of the two, and loses the other on its way.
         Other sets stay as they lie: a frame is one thing less to find for new tissue.
         """
-        if self.config.diffusion.position_frame == "random":
+        frame = self.config.diffusion.position_frame
+        if frame == "random":
             return draws.turn
+        if frame == "registered":
+            # A set of several slices is of slices in one frame, which have no rotation.
+            number = batch.slice_id[:, 0].clamp(0, len(self.slice_rotation) - 1)
+            return self.slice_rotation[number]
         turn = torch.eye(3, dtype=torch.float64, device=batch.expression.device)
         turn = turn.repeat(len(batch.expression), 1, 1)
         given = (draws.times[:, 0] == 0) & (draws.times[:, 1] < self.noise_model.num_timesteps)

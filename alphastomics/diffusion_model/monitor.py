@@ -111,6 +111,7 @@ class Monitor(pl.Callback):
             "active": sorted(self.episodes.active),
             "small_gradients": self.small_gradients,
             "norms": list(self.norms),
+            "step": self.step,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -118,6 +119,7 @@ class Monitor(pl.Callback):
         self.episodes.active = set(state_dict["active"])
         self.small_gradients = state_dict["small_gradients"]
         self.norms = deque(state_dict["norms"], maxlen=LOOKS_BEFORE_WARNING)
+        self.step = state_dict.get("step", -1)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any

@@ -26,7 +26,18 @@ from alphastomics.errors import InputError
 from alphastomics.files import output_folder, write_text
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
-WRITTEN = ("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json")
+WRITTEN = (
+    *("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json"),
+    *("judged.json", "plan.json", "verdict.json"),
+)
+# Files below the run's folder that a run writes; everything else there is the user's.
+OWN_PATTERNS = (
+    *WRITTEN,
+    "checkpoints/last.ckpt",
+    "checkpoints/epoch*-step*.ckpt",
+    "export/model.safetensors",
+    "export/config.json",
+)
 COLUMNS = ("step", "epoch", "name", "value")
 
 
@@ -61,24 +72,97 @@ class RunFolder:
         with output_folder(self.path) if first else nullcontext():
             yield
 
-    def prepare(self, config: Config, *, resume: bool, overwrite: bool) -> None:
-        """Make the folder, or refuse one that holds another run."""
-        if self.exists() and not resume:
-            if not overwrite:
-                raise InputError(
-                    f"{self.path}: holds a run already; go on with --resume last, choose another "
-                    "--exp_name, or replace it with --overwrite"
-                )
-            self.remove()
+    @property
+    def replaced(self) -> Path:
+        """Return where an overwritten run waits until the new one has its first checkpoint."""
+        return self.path / ".replaced"
+
+    def require_free(self, checkpoint: Path | None, *, resume: bool, overwrite: bool) -> None:
+        """Refuse a folder that holds another run than the one to go on with."""
+        if not self.exists() or overwrite or self.holds(checkpoint):
+            return
+        if resume and not self.has_checkpoint():
+            return  # it ended before it had anything to go on from
+        if checkpoint is None:
+            raise InputError(
+                f"{self.path}: holds a run already; go on with --resume last, choose another "
+                "--exp_name, or replace it with --overwrite"
+            )
+        raise InputError(
+            f"{self.path}: holds another run than {checkpoint}; go on with that one under its own "
+            "--exp_name, choose a new one, or replace this run with --overwrite"
+        )
+
+    def holds(self, checkpoint: Path | None) -> bool:
+        """Tell whether a checkpoint is one of this run."""
+        return checkpoint is not None and checkpoint.resolve().parent == self.checkpoints.resolve()
+
+    def prepare(
+        self, config: Config, checkpoint: Path | None, *, resume: bool, overwrite: bool
+    ) -> None:
+        """Make the folder; an overwritten run is set aside until there is something in its place.
+
+        Parameters
+        ----------
+        config
+            The run's settings.
+        checkpoint
+            What the run goes on from; None starts anew.
+        resume
+            Whether the caller asked to go on.
+        overwrite
+            Replace another run that is there.
+        """
+        self.recover()
+        self.require_free(checkpoint, resume=resume, overwrite=overwrite)
+        if overwrite and self.exists() and not self.holds(checkpoint):
+            self.set_aside()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "config.yaml", to_yaml(config))
         write_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
+    def own_files(self, root: Path) -> list[Path]:
+        """List what a run wrote, relative to its folder."""
+        found = [path for pattern in OWN_PATTERNS for path in root.glob(pattern)]
+        return [path.relative_to(root) for path in found if path.is_file()]
+
+    def has_checkpoint(self) -> bool:
+        """Tell whether there is something to go on from."""
+        return self.last.is_file()
+
+    def set_aside(self) -> None:
+        """Move what a run wrote out of the way, never a user's own file beside it."""
+        _move(self.own_files(self.path), self.path, self.replaced)
+
+    @rank_zero_only
+    def recover_if_free(self) -> None:
+        """Do so unless another process is at work here, which is refused."""
+        if self.replaced.is_dir():
+            with output_folder(self.path):
+                self.recover()
+
+    @rank_zero_only
+    def recover(self) -> None:
+        """Bring an overwritten run back if the new one was killed before its first checkpoint."""
+        if not self.replaced.is_dir():
+            return
+        if not self.has_checkpoint():
+            _move(self.own_files(self.replaced), self.replaced, self.path)
+        self.discard_replaced()
+
+    @rank_zero_only
+    def discard_replaced(self) -> None:
+        """Remove an overwritten run: the new one has a checkpoint."""
+        if self.replaced.is_dir():
+            shutil.rmtree(self.replaced)
+
     def remove(self) -> None:
         """Remove what a run writes, never a user's own file beside it."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for name in WRITTEN:
+        for name in self.own_files(self.path):
             (self.path / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.path / "export"):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
     @contextmanager
     def running(self, *, first: bool) -> Iterator[None]:
@@ -87,19 +171,37 @@ class RunFolder:
             self.mark("running")
         try:
             yield
-        except Exception as error:
-            if first and isinstance(error, InputError) and not any(self.checkpoints.iterdir()):
-                self.remove()  # bad input, seen before there was anything to keep
-            elif first:
-                with suppress(OSError):  # a full disk, say: the first error is the one to tell
-                    self.mark("failed", reason=str(error))
+        except BaseException as error:
+            if first:
+                self._clean_up(error)
             raise
+
+    def _clean_up(self, error: BaseException) -> None:
+        """Leave a failed run as it is to be found: as failed, or as if it had never begun."""
+        if not self.has_checkpoint() and self.replaced.is_dir():
+            self.remove()
+            self.recover()
+        elif isinstance(error, InputError) and not self.has_checkpoint():
+            self.remove()  # bad input, seen before there was anything to keep
+        elif isinstance(error, Exception):
+            with suppress(OSError):  # a full disk, say: the first error is the one to tell
+                self.mark("failed", reason=str(error))
 
     def mark(self, state: str, **details: Any) -> None:
         """Write down how the run stands: running, interrupted, finished or failed."""
         write_text(
             self.path / "status.json", json.dumps({"state": state, **details}, indent=2) + "\n"
         )
+
+
+def _move(names: list[Path], source: Path, target: Path) -> None:
+    """Move files from one folder to another, each in one step; folders left empty go."""
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).replace(target / name)
+    for folder in {(source / name).parent for name in names} - {source}:
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def best_checkpoint(folder: RunFolder) -> Path:

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.attn_model.accounting import account
-from alphastomics.config import Config, LayerConfig, TrainingConfig
+from alphastomics.config import Config, LayerConfig
 from alphastomics.diffusion_model.callbacks import (
-    LOGGED_KEY,
     Keeper,
     Progress,
     RunInterrupted,
     StopOnRequest,
     TimeSplit,
+    save_last,
 )
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
@@ -26,12 +27,13 @@ from alphastomics.diffusion_model.checkpoint import (
     card_of,
     export_weights,
     load_module,
-    read_checkpoint,
-    require_same_genes,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
+from alphastomics.diffusion_model.sanity import SanityCheck
+from alphastomics.diffusion_model.slice_preparation import rotate_slices, slice_smoother
 from alphastomics.diffusion_model.spread import (
     choose_devices,
     choose_precision,
@@ -43,16 +45,16 @@ from alphastomics.diffusion_model.tracking import wandb_mode
 from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
-from alphastomics.preprocessing.batch_loader import create_dataloaders
+from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
 from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
-# The recipes of docs/benchmarks.md make 545 updates or more.
-ENOUGH_UPDATES = 500
-SMALL_BATCH, HIGH_LR = 256, 1e-3  # what a hint never asks to go beyond
 LEAST_BALANCE, MOST_BALANCE = 0.01, 0.1  # of the balance loss's weight, by the rule of thumb
+# What a checkpoint's state of the wrong kind makes of Lightning's restoring.
+RESTORE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
 class Request(NamedTuple):
@@ -68,6 +70,7 @@ class TrainedModule(AlphaSTomicsModule):
 
     genes: list[str]
     num_batches: int
+    has_begun = False
 
     def planned_steps(self) -> int:
         """Count the updates from the length of the loader.
@@ -93,6 +96,11 @@ class TrainedModule(AlphaSTomicsModule):
         if self.config.training.compile:
             self.model.compile()
 
+    def on_train_start(self) -> None:
+        """Note that everything was restored: what fails from here on is not the checkpoint's."""
+        super().on_train_start()
+        self.has_begun = True
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale."""
         checkpoint[OWN_KEY] = card_of(self, self.genes)
@@ -109,7 +117,11 @@ def check_data(config: Config, metadata: Metadata) -> None:
             f"model.num_genes (--num_genes): {config.model.num_genes}, but {where} has "
             f"{metadata.num_genes} genes; leave it out, or preprocess with the right gene list"
         )
-    if config.training.batch_size > cells:
+    set_size = config.data.loading.set_size
+    sizes = [record.cells_per_split["train"] for record in metadata.slices]
+    # Sets of a slice are padded to one size.
+    fitting = cells if set_size is None else sum(-(-size // set_size) for size in sizes) * set_size
+    if config.training.batch_size > max(fitting, cells):
         raise InputError(
             f"training.batch_size (--batch_size): {config.training.batch_size}, but the training "
             f"split of {where} has {cells} cells; use at most that many"
@@ -127,25 +139,6 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
         logger.info("%s: no checkpoint yet; starting anew", folder.path)
         return None
     return folder.last
-
-
-def check_resume(path: Path, config: Config, metadata: Metadata) -> int:
-    """Refuse a checkpoint of another model or gene list; return how much its run had logged."""
-    content = read_checkpoint(path)
-    card = content[OWN_KEY]
-    data = config.data.processed_data_dir
-    require_same_genes(card["genes"], metadata.genes, path, data)
-    module = AlphaSTomicsModule(config, metadata.num_genes)
-    found = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    if found != wanted:
-        names = sorted(set(found.items()) ^ set(wanted.items()))
-        raise InputError(
-            f"{path}: its network is not the one that the settings describe (first difference: "
-            f"{names[0][0]}); use the config.yaml of its run folder"
-        )
-    states = content.get("callbacks", {}).values()
-    return next((int(state[LOGGED_KEY]) for state in states if LOGGED_KEY in state), 0)
 
 
 def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Logger]:
@@ -199,21 +192,6 @@ def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
     )
 
 
-def few_updates(training: TrainingConfig, cells: int) -> str | None:
-    """Advise where a run is too short to learn much: defaults are for many cells."""
-    batches = -(-cells // (training.batch_size * training.accumulate_grad_batches))
-    updates = training.max_epochs * batches
-    if updates >= ENOUGH_UPDATES:
-        return None
-    smaller = " or smaller batches (--batch_size)" if training.batch_size > SMALL_BATCH else ""
-    lr = training.learning_rate
-    faster = f", and perhaps a higher learning rate (--lr {HIGH_LR:g})" if lr < HIGH_LR else ""
-    return (
-        f"some {updates:,} updates of the weights in all: for so few cells give more epochs "
-        f"(--epochs){smaller}{faster}"
-    )
-
-
 def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> None:
     """Log what will be trained on what."""
     costs = account(module.model, set_size)
@@ -226,10 +204,9 @@ def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> N
         f"{cells:,}",
         metadata.num_genes,
     )
-    config = module.config
-    for advice in (rule_of_thumb(config.layer, cells), few_updates(config.training, cells)):
-        if advice:
-            logger.warning("%s", advice)
+    advice = rule_of_thumb(module.config.layer, cells)
+    if advice:
+        logger.warning("%s", advice)
 
 
 def position_scale(config: Config, metadata: Metadata) -> float:
@@ -237,9 +214,17 @@ def position_scale(config: Config, metadata: Metadata) -> float:
 
     A set drawn across slices spreads as the whole data set does, one of a slice as slices do.
     """
-    scale = scale_of_metadata(metadata, config.data.loading.set_draw)
+    scale = scale_of_metadata(metadata, mixed=mixes_slices(config, metadata))
     assert scale is not None  # there are training cells: checked before
     return scale
+
+
+def mixes_slices(config: Config, metadata: Metadata) -> bool:
+    """Say whether sets are drawn across slices."""
+    loading = config.data.loading
+    where = config.data.processed_data_dir
+    draw = resolve_set_draw(loading.set_draw, metadata, where, streaming=loading.streaming)
+    return draw == "random"
 
 
 def quiet_lightning() -> None:
@@ -261,6 +246,7 @@ def make_trainer(
         strategy=choose_strategy(config, devices),
         precision=choose_precision(config, devices),
         max_epochs=config.training.max_epochs,
+        check_val_every_n_epoch=config.training.validate_every_n_epochs,
         accumulate_grad_batches=config.training.accumulate_grad_batches,
         logger=make_loggers(config, folder, csv_log),
         log_every_n_steps=config.logging.log_every_n_steps,
@@ -274,7 +260,9 @@ def make_trainer(
     )
 
 
-def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
+def make_loaders(
+    config: Config, metadata: Metadata, trainer: pl.Trainer, holdout: Holdout | None
+) -> tuple[Any, Any]:
     """Return the loaders of training and validation for this rank."""
     loading = config.data.loading
     training, validation, _ = create_dataloaders(
@@ -290,28 +278,54 @@ def make_loaders(config: Config, trainer: pl.Trainer) -> tuple[Any, Any]:
         world_size=trainer.world_size,
         verify_checksums=loading.verify_checksums,
         pin_memory=trainer.strategy.root_device.type == "cuda",
+        holdout=holdout,
+        smooth=slice_smoother(config, metadata, trainer.strategy.root_device),
     )
     return training, validation
 
 
-def train(config: Config, request: Request) -> dict[str, Any]:
-    """Train a model; return a summary of the run, which is empty on all ranks but the first."""
+def train(
+    config: Config,
+    request: Request,
+    *,
+    holdout: Holdout | None = None,
+    has_validation: bool = True,
+) -> dict[str, Any]:
+    """Train a model; return a summary of the run, which is empty on all ranks but the first.
+
+    Parameters
+    ----------
+    config
+        All settings.
+    request
+        What is asked for beside them.
+    holdout
+        Training cells to hold out: they take the validation cells' part.
+    has_validation
+        Whether validation cells are looked at, where there are any.
+    """
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
-    has_validation = metadata.splits["validation"].cells > 0
+    has_validation = has_validation and (
+        holdout is not None or metadata.splits["validation"].cells > 0
+    )
     keeper = Keeper(folder, config)
-    split = TimeSplit()
+    split, progress = TimeSplit(), Progress()
     csv_log = CsvLog(folder.metrics)
     callbacks: list[pl.Callback] = [
         Monitor(config.logging.log_every_n_steps),
-        Progress(metadata.splits["train"].cells * config.training.max_epochs),
+        progress,
         *([split] if request.profile else []),
         keeper,
         StopOnRequest(folder),
+        SanityCheck(),
     ]
+    folder.recover_if_free()
     checkpoint = resume_path(request, folder)
-    logged_bytes = 0 if checkpoint is None else check_resume(checkpoint, config, metadata)
+    asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
+    folder.require_free(checkpoint, **asked)
+    before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     try:
         trainer = make_trainer(config, folder, callbacks, csv_log)
     except RuntimeError as error:
@@ -321,13 +335,19 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     stand_back(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
+        # All that can be refused is, before anything is written.
+        module = make_module(config, metadata)
+        training, validation = make_loaders(config, metadata, trainer, holdout)
+        if config.diffusion.position_frame == "registered":
+            rotate_slices(module, training.reader, config.seed.global_seed)
+        module.num_batches = len(training)
+        progress.total = training.num_cells * config.training.max_epochs
+        if before is not None and checkpoint is not None:
+            require_same_order(training, before, checkpoint)
         if first:
-            folder.prepare(config, resume=request.resume is not None, overwrite=request.overwrite)
-            csv_log.start(logged_bytes)
+            folder.prepare(config, checkpoint, **asked)
+            csv_log.start(0 if before is None else before.logged_bytes)
         with folder.running(first=first):
-            module = make_module(config, metadata)
-            training, validation = make_loaders(config, trainer)
-            module.num_batches = len(training)
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split if request.profile else None)
 
@@ -341,10 +361,9 @@ def make_module(config: Config, metadata: Metadata) -> TrainedModule:
     module.genes = metadata.genes
     module.normalization = metadata.normalization.model_dump()
     module.slice_names = [record.name for record in metadata.slices]
+    module.training_digest = metadata.training_digest
     heights = {record.z for record in metadata.slices}
-    module.flat = None not in heights and (
-        len(heights) == 1 or config.data.loading.set_draw != "random"
-    )
+    module.flat = None not in heights and (len(heights) == 1 or not mixes_slices(config, metadata))
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
     return module
 
@@ -370,13 +389,26 @@ def run_fit(
             )
     except RunInterrupted as stop:
         raise SystemExit(stop.status) from stop
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise InputError(
+            f"values inside the network are not finite at step {module.global_step}, epoch "
+            f"{module.current_epoch}, in a batch of {module.describe_slices()}; lower --lr, or "
+            "check these slices"
+        ) from error
+    except RESTORE_ERRORS as error:
+        if checkpoint is None or module.has_begun or isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{checkpoint}: cannot be resumed from ({type(error).__name__}: {error}): its state of "
+            "optimizer or loops is damaged; resume from another checkpoint"
+        ) from error
 
 
 def conclude(
     trainer: pl.Trainer, folder: RunFolder, keeper: Keeper, split: TimeSplit | None
 ) -> dict[str, Any]:
     """Save the end of a run, export the best weights, and write its report."""
-    trainer.save_checkpoint(folder.last)
+    save_last(trainer, folder)
     if not trainer.is_global_zero:
         return {}
     best = keeper.best_path() or folder.last
@@ -387,6 +419,7 @@ def conclude(
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         "best_val_loss": min(keeper.best.values(), default=None),
+        "best_step": keeper.best_step(),
     }
     if split is not None:
         summary["milliseconds_per_step"] = split.table()

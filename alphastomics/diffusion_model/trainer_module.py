@@ -30,7 +30,7 @@ def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def scale_of_metadata(metadata: Metadata, set_draw: str) -> float | None:
+def scale_of_metadata(metadata: Metadata, *, mixed: bool) -> float | None:
     """Return the root mean square coordinate of the cells of a set, from the training split.
 
     A set drawn across slices extends as far as the whole dataset, one of a slice as far as slices.
@@ -38,7 +38,7 @@ def scale_of_metadata(metadata: Metadata, set_draw: str) -> float | None:
     statistics = metadata.position_statistics
     if statistics is None:
         return None
-    return statistics.scale if set_draw == "random" else statistics.within_slice_scale
+    return statistics.scale if mixed else statistics.within_slice_scale
 
 
 def scale_of_batch(batch: DataHolder) -> float | None:
@@ -77,6 +77,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.normalization: dict[str, Any] | None = None
         # Whether every set that it is trained on lies in a plane: so does what it makes of nothing.
         self.flat = False
+        # By what it knows its training cells again; None where nobody said.
+        self.training_digest: str | None = None
 
     @property
     def knows_scale(self) -> bool:
@@ -120,15 +122,16 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         """Take genes, normalisation and scale from a loader of ours; nothing from any other."""
         if not isinstance(loader, BatchLoader):
             return
-        metadata, set_draw = loader.metadata, loader.draw.kind
+        metadata, mixed = loader.metadata, loader.draw.kind == "random"
         if not self.knows_scale:
-            self.learn_scale(scale_of_metadata(metadata, set_draw))
+            self.learn_scale(scale_of_metadata(metadata, mixed=mixed))
         if not self.genes:
             heights = {record.z for record in metadata.slices}
             self.genes = metadata.genes
             self.normalization = metadata.normalization.model_dump()
             self.slice_names = [record.name for record in metadata.slices]
-            self.flat = None not in heights and (len(heights) == 1 or set_draw != "random")
+            self.training_digest = metadata.training_digest
+            self.flat = None not in heights and (len(heights) == 1 or not mixed)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale, and the checksum of it all."""

@@ -3,14 +3,15 @@
 Expression is brought to what the checkpoint was trained on: its genes, its normalisation.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config
@@ -27,11 +28,16 @@ from alphastomics.preprocessing.normalize import (
     moments_of_sparse,
     standard_deviation,
 )
+from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 
+logger = logging.getLogger(__name__)
+
 LEAST_CELLS = 2
+BLOCK_ROWS = 4096
+SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,38 @@ class InputCells:
         The cells' names, in the order of the input.
     cell_type
         Cell types, where they are known.
+    common_frame
+        Whether positions of other slices can be compared with these.
     """
 
     expression: Float32[np.ndarray, "N G"]
     measured: Bool[np.ndarray, "S G"]
-    position: Float32[np.ndarray, "N 3"] | None
+    position: Float[np.ndarray, "N 3"] | None
     dims: int
     slice_id: Int64[np.ndarray, " N"]
     slice_names: list[str]
     names: list[str]
     cell_type: np.ndarray | None
+    common_frame: bool = False
 
     def rows_of(self, number: int) -> Int64[np.ndarray, " M"]:
         """Return the cells of a slice."""
         return np.flatnonzero(self.slice_id == number)
+
+
+def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
+    """Return some of the cells, with the slices that they are of."""
+    present, codes = np.unique(cells.slice_id[chosen], return_inverse=True)
+    return replace(
+        cells,
+        expression=cells.expression[chosen],
+        measured=cells.measured[present],
+        position=None if cells.position is None else cells.position[chosen],
+        slice_id=codes.astype(np.int64),
+        slice_names=[cells.slice_names[number] for number in present],
+        names=[cells.names[row] for row in chosen],
+        cell_type=None if cells.cell_type is None else cells.cell_type[chosen],
+    )
 
 
 class Blank(NamedTuple):
@@ -122,9 +146,13 @@ def read_h5ad(
         if SLICE_KEY in obs.columns:
             codes = slice_codes(obs, slices, 0, cells)
         labels = read_labels(obs, settings.cell_type_key, cells, path)
-    if normalization["log_normalize"]:
-        require_counts(counts, path)
+        has_log1p = "uns" in root and "log1p" in root["uns"]
+    asked = settings.log_normalize
+    if normalization["log_normalize"] and needs_normalizing(
+        counts, path, has_log1p=has_log1p, asked=asked
+    ):
         counts = log_normalized(counts)
+    check_genes(len(genes) - len(alignment.missing()), genes, path)
     values = alignment.apply(counts)
     measured = np.ones(len(genes), dtype=bool)
     measured[alignment.missing()] = False
@@ -144,7 +172,7 @@ def read_h5ad(
 
 def read_positions(
     path: Path, root: Any, key: str, cells: int
-) -> Float32[np.ndarray, "N C"] | None:
+) -> Float64[np.ndarray, "N C"] | None:
     """Read coordinates where there are any: dissociated cells have none."""
     if "obsm" not in root or key not in root["obsm"]:
         return None
@@ -172,26 +200,63 @@ def scaled(
     values: csr_array, slice_id: Int64[np.ndarray, " N"], num_slices: int
 ) -> Float32[np.ndarray, "N G"]:
     """Standardise each gene within its slice, as preprocessing does."""
-    dense = values.toarray().astype(np.float64)
+    dense = values.toarray().astype(np.float32, copy=False)
     for number in range(num_slices):
         rows = np.flatnonzero(slice_id == number)
         moments = moments_of_sparse(values[rows])
-        dense[rows] = (dense[rows] - moments.mean) / standard_deviation(moments)
-    return dense.astype(np.float32)
-
-
-def require_counts(counts: csr_array, path: Path) -> None:
-    """Refuse negative values where the model was trained on counts."""
-    if counts.nnz and counts.data.min() < 0:
-        raise InputError(
-            f"{path}: X has negative values, but the model was trained on counts: put counts into X"
-        )
+        deviation = standard_deviation(moments)
+        # A block at a time: float64 takes twice the memory of the whole.
+        for block in np.array_split(rows, max(len(rows) // BLOCK_ROWS, 1)):
+            dense[block] = (dense[block].astype(np.float64) - moments.mean) / deviation
+    return dense
 
 
 def require_enough(cells: int, where: object) -> None:
     """Refuse inputs that make no tissue."""
     if cells < LEAST_CELLS:
         raise InputError(f"{where}: {cells} cell(s); at least {LEAST_CELLS} are needed")
+
+
+def with_enough_cells(cells: InputCells, least: int) -> InputCells:
+    """Leave out slices that are too small to be scored, and name them."""
+    sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
+    kept = np.flatnonzero(sizes >= least)
+    small = [cells.slice_names[number] for number in np.flatnonzero(sizes < least)]
+    if not small:
+        return cells
+    shown = ", ".join(small[:SHOWN]) + (", …" if len(small) > SHOWN else "")
+    if not len(kept):
+        raise InputError(
+            f"test: no slice has the {least} cells that the scores need (largest {sizes.max()}); "
+            "take a larger --split, or slices with more cells"
+        )
+    logger.warning(
+        "%d slices have fewer than %d cells, and are not scored: %s", len(small), least, shown
+    )
+    rows = np.flatnonzero(np.isin(cells.slice_id, kept))
+    return InputCells(
+        cells.expression[rows],
+        cells.measured[kept],
+        None if cells.position is None else cells.position[rows],
+        cells.dims,
+        np.searchsorted(kept, cells.slice_id[rows]).astype(np.int64),
+        [cells.slice_names[number] for number in kept],
+        [cells.names[row] for row in rows],
+        None if cells.cell_type is None else cells.cell_type[rows],
+    )
+
+
+def centred(cells: InputCells, known: InputCells | None) -> tuple[InputCells, InputCells | None]:
+    """Move all positions by one vector to the origin, where float32 has all its digits.
+
+    Scores compare positions with one another; where the origin lies is nothing to them.
+    """
+    if cells.position is None:
+        return cells, known
+    origin = cells.position.mean(0, dtype=np.float64)
+    parts = [cells] if known is None or known.position is None else [cells, known]
+    moved = [replace(part, position=part.position - origin) for part in parts]
+    return moved[0], moved[1] if len(moved) > 1 else known
 
 
 def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
@@ -220,6 +285,7 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
             [metadata.slices[number].name for number in slice_id],
         ),
         None if types is None else np.array([*types, "unknown"], dtype=object)[cell_type],
+        metadata.has_common_frame,
     )
 
 
@@ -268,7 +334,7 @@ def read_pt(path: Path, num_genes: int) -> InputCells:
     if position is not None and position.shape not in ((cells, 2), (cells, 3)):
         raise InputError(f"{path}: positions have shape {tuple(position.shape)}, not (N, 2 or 3)")
     values = torch.zeros(cells, num_genes) if expression is None else expression.float()
-    place = None if position is None else position.detach().float().numpy()
+    place = None if position is None else position.detach().double().numpy()
     return InputCells(
         values.detach().numpy(),
         np.ones((1, num_genes), dtype=bool),

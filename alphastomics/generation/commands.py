@@ -40,6 +40,7 @@ from alphastomics.generation.output import (
     write_h5ad,
     write_pt,
 )
+from alphastomics.generation.training_cells import training_cells
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,8 @@ def sample(
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data)
     say_what_counts(given or (), mode, config.sampling, input_data)
-    made = generate(module, cells, mode, config.sampling, config.seed.global_seed)
+    training = training_cells(module, genes) if mode == "pos_to_expr" else None
+    made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
     framed: list[Framed] = []
@@ -247,10 +249,13 @@ def test(
 ) -> dict[str, Any]:
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
     checkpoint = checkpoint_of(checkpoint)
+    target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
+    refuse_existing(target, overwrite=True)
     module, genes = load_for_use(checkpoint)
     cells = read_cells(input_data, module, genes, config, split)
-    known = read_processed(input_data, genes, "train") if is_processed(input_data) else None
+    known = training_cells(module, genes)
+    if known is None and is_processed(input_data):
+        known = read_processed(input_data, genes, "train")
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
-    target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

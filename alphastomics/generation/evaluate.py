@@ -15,14 +15,6 @@ import torch
 from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.evaluation.baselines import (
-    Regressor,
-    class_centroids,
-    closest_slice,
-    regressed_positions,
-    shuffled,
-    spatial_knn_mean,
-)
 from alphastomics.evaluation.calibration import (
     LEAST_DRAWS,
     Calibration,
@@ -37,16 +29,18 @@ from alphastomics.evaluation.scores import (
     position_scores,
     type_scores,
 )
-from alphastomics.generation.cells import InputCells
+from alphastomics.generation.baselines import (
+    Predictor,
+    expression_baselines,
+    position_baselines,
+)
+from alphastomics.generation.cells import InputCells, centred, with_enough_cells
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import modes_of
 from alphastomics.generation.products import Products, both_products
 from alphastomics.preprocessing.folder import DataFolder
 
-SPATIAL_NEIGHBOURS = 20
 OURS, OUR_DRAW = "alphastomics", "alphastomics sample"
-REGRESSORS: dict[str, Regressor] = {"kNN regressor": "knn", "MLP regressor": "mlp"}
-Predictor = Callable[[np.ndarray], Any]
 
 
 def evaluate(
@@ -59,11 +53,7 @@ def evaluate(
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth."""
     if cells.position is None:
         raise InputError("test: the input has no coordinates to compare with")
-    smallest = min(len(cells.rows_of(number)) for number in range(len(cells.slice_names)))
-    if smallest <= NEIGHBOURS:
-        raise InputError(
-            f"test: a slice has {smallest} cells; the scores need more than {NEIGHBOURS}"
-        )
+    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = modes_of(module)
     if "expr_to_pos" in able:
@@ -71,17 +61,17 @@ def evaluate(
         methods = {
             OURS: made.estimate.position.__getitem__,
             OUR_DRAW: made.sample.position.__getitem__,
-            **place_baselines(cells, known, seed),
+            **position_baselines(cells, known, seed),
         }
         found = scored(cells, methods, place_scores)
         found[OURS] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
         scores["expr_to_pos"] = found
     if "pos_to_expr" in able:
-        values = both_products(module, cells, "pos_to_expr", settings, seed)
+        values = both_products(module, cells, "pos_to_expr", settings, seed, known)
         methods = {
             OURS: values.estimate.expression.__getitem__,
             OUR_DRAW: values.sample.expression.__getitem__,
-            **value_baselines(cells, known, seed),
+            **expression_baselines(cells, known, seed),
         }
         found = scored(cells, methods, partial(value_scores, known=known, seed=seed))
         found[OURS] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
@@ -206,49 +196,3 @@ def named(found: Calibration) -> dict[str, float]:
         "spread_error_ratio": found.error_over_spread,
         "spread_error_spearman": found.spearman,
     }
-
-
-def place_baselines(cells: InputCells, known: InputCells | None, seed: int) -> dict[str, Predictor]:
-    """Baselines of expr_to_pos: chance, the oracle of cell types, and a regressor."""
-    position = cells.position
-    assert position is not None
-
-    def by_chance(rows: np.ndarray) -> Any:
-        return shuffled(position[rows], torch.Generator().manual_seed(seed))
-
-    found: dict[str, Predictor] = {"shuffled": by_chance}
-    labels = cells.cell_type
-    if labels is not None:
-        found["class centroid oracle"] = lambda rows: class_centroids(position[rows], labels[rows])
-    if known is not None and known.position is not None:
-        place = known.position
-        for name, regressor in REGRESSORS.items():
-            # Fitted once, for all slices.
-            found[name] = regressed_positions(
-                cells.expression, known.expression, place, regressor=regressor, seed=seed
-            ).__getitem__
-    return found
-
-
-def value_baselines(cells: InputCells, known: InputCells | None, seed: int) -> dict[str, Predictor]:
-    """Baselines of pos_to_expr: chance, the mean of near training cells, and the closest slice."""
-    position = cells.position
-    assert position is not None
-
-    def by_chance(rows: np.ndarray) -> Any:
-        return shuffled(cells.expression[rows], torch.Generator().manual_seed(seed))
-
-    found: dict[str, Predictor] = {
-        "shuffled": by_chance,
-        "true expression": cells.expression.__getitem__,
-    }
-    if known is not None and known.position is not None:
-        place = known.position
-        measured = known.measured[known.slice_id]
-        found["spatial k-NN mean"] = lambda rows: spatial_knn_mean(
-            position[rows], place, known.expression, measured, k=SPATIAL_NEIGHBOURS
-        )
-        found["closest slice"] = lambda rows: closest_slice(
-            position[rows], place, known.expression, known.slice_id
-        )
-    return found

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 NEIGHBOURS, COMPONENTS = 10, 50  # of a cell in the reference's expression
 LEAST_SPREAD = 1e-3  # of the second axis over the first: less is a line, of the third: a plane
 SHOWN_NAMES = 3
+ROW_NUMBERS_PER_CELL = 100  # a file holds at least this share of the cells that it counts
 
 
 class Transform(NamedTuple):
@@ -151,7 +152,7 @@ def into_frame(
     found, kind = _known_places(cells, made, frame, by_name=by_name)
     start, spread = made.position.astype(np.float64), made.position_std.copy()
     start[:, cells.dims :] = 0
-    position = made.position.copy()
+    position = made.position.astype(np.float64)  # a frame may lie far from its origin
     framed = []
     for number, name in enumerate(cells.slice_names):
         rows = cells.rows_of(number)
@@ -181,7 +182,8 @@ def _known_places(
         return [named(number) for number in numbers], "landmarks"
     reference = frame.cells
     assert reference.position is not None
-    common = set(cells.names) & set(reference.names) if by_name else set()
+    own_names = not are_row_numbers(cells.names) and not are_row_numbers(reference.names)
+    common = set(cells.names) & set(reference.names) if by_name and own_names else set()
     if common:
         place = {
             name: tuple(at)
@@ -191,6 +193,16 @@ def _known_places(
         named = _named_places(cells, place)
         return [named(number) for number in numbers], "cells in common"
     return [expected_places(cells, made, number, frame) for number in numbers], "cells by likeness"
+
+
+def are_row_numbers(names: Sequence[str]) -> bool:
+    """Tell names that only count rows, as pandas and our own files have them, from cells' own.
+
+    Those of a split are some of the numbers of a whole data set, so that they may be sparse.
+    """
+    if not all(name.isdecimal() for name in names):
+        return False
+    return max(map(int, names), default=0) < ROW_NUMBERS_PER_CELL * max(len(names), 1)
 
 
 def _require_names(frame: Landmarks, names: Sequence[str]) -> None:

@@ -9,7 +9,10 @@ posterior, here averaged over several starts.
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +29,12 @@ from alphastomics.generation.chunks import Seam
 from alphastomics.generation.slices import (
     Drawn,
     SliceSampler,
+    chunks_of,
     radius_of_gyration,
     spread_of_genes,
 )
+from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
+from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.progress import Advance, track
 
 logger = logging.getLogger(__name__)
@@ -46,8 +52,8 @@ class Generated:
 
     expression: Float32[np.ndarray, "N G"]
     expression_std: Float32[np.ndarray, "N G"]
-    position: Float32[np.ndarray, "N 3"]
-    position_std: Float32[np.ndarray, "N 3"]
+    position: Float[np.ndarray, "N 3"]
+    position_std: Float[np.ndarray, "N 3"]
     seams: tuple[Seam, ...] = ()
 
 
@@ -72,7 +78,12 @@ def require_mode(module: AlphaSTomicsModule, mode: Mode, cells: InputCells) -> N
 
 
 def generate(
-    module: AlphaSTomicsModule, cells: InputCells, mode: Mode, settings: SamplingConfig, seed: int
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    seed: int,
+    known: InputCells | None = None,
 ) -> Generated:
     """Generate for all slices of the input.
 
@@ -88,31 +99,85 @@ def generate(
         Steps, solver, draws and product.
     seed
         Seed of the draws: the same one gives the same cells.
+    known
+        Training cells: with `pos_to_expr`, the estimate at positions in their frame comes from
+        those around.
     """
     require_mode(module, mode, cells)
+    if mode == "pos_to_expr":
+        assert cells.position is not None
+        for number, name in enumerate(cells.slice_names):
+            rows = cells.rows_of(number)
+            check_units(cells.position[rows], float(module.position_scale), name)
     if mode == "joint":
         # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
         # another draw that it could be compared with.
         settings = settings.model_copy(update={"product": "sample", "num_samples": 1})
-    shape = cells.expression.shape
-    parts = [np.zeros((shape[0], width), np.float32) for width in (shape[1], shape[1], 3, 3)]
-    slices = [
-        SliceSampler(module, cells, number, mode, settings, seed)
-        for number in range(len(cells.slice_names))
-    ]
+    made = Arrays.for_cells(cells, mode)
+    plans = [chunks_of(cells, number, settings, seed) for number in range(len(cells.slice_names))]
     calls = settings.num_steps + (settings.product == "estimate")
-    steps = calls * settings.num_samples * sum(len(one.plan.parts) for one in slices)
+    steps = calls * settings.num_samples * sum(plans)
     seams: list[Seam] = []
     with track(f"sample {mode}", steps, "network calls") as advance:
-        for number, one in enumerate(slices):
-            rows = cells.rows_of(number)
-            made, seam = generate_slice(one, settings, advance, flat=cells.dims == 2)
-            for part, values in zip(parts, made, strict=True):
-                part[rows] = values
+        for number, name in enumerate(cells.slice_names):
+            one = SliceSampler(module, cells, number, mode, settings, seed)
+            found, seam = generate_slice(one, settings, advance, flat=cells.dims == 2)
+            made.put(cells.rows_of(number), found)
             if seam is not None:
-                seams.append(seam._replace(slice_name=cells.slice_names[number]))
+                seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
-    return Generated(parts[0], parts[1], parts[2], parts[3], tuple(seams))
+    result = made.generated_cells(tuple(seams))
+    if mode == "pos_to_expr" and settings.product == "estimate":
+        result = with_context(result, predict_from_context(module, cells, known, seed))
+    return result
+
+
+def with_context(made: "Generated", context: ContextPrediction) -> "Generated":
+    """Put what the training cells around say in place of what the network says alone."""
+    covered = context.covered[:, None]
+    return replace(
+        made,
+        expression=np.where(covered, context.expression, made.expression),
+        expression_std=np.where(covered, context.std, made.expression_std),
+    )
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Expression and position of all cells with their std; what is given is not copied.
+
+    `generated` are the numbers of the parts that are filled slice by slice.
+    """
+
+    parts: list[np.ndarray]
+    generated: tuple[int, ...]
+
+    @classmethod
+    def for_cells(cls, cells: InputCells, mode: Mode) -> "Arrays":
+        """Make room for what a mode generates."""
+        shape, place = cells.expression.shape, (len(cells.names), 3)
+        parts: list[np.ndarray] = [cells.expression, nothing(shape), nothing(place), nothing(place)]
+        if cells.position is not None:
+            parts[2] = cells.position
+        generated = {"expr_to_pos": (2, 3), "pos_to_expr": (0, 1), "joint": (0, 1, 2, 3)}[mode]
+        for part in generated:
+            parts[part] = np.zeros(shape if part < 2 else place, np.float32)
+        return cls(parts, generated)
+
+    def generated_cells(self, seams: tuple[Seam, ...] = ()) -> "Generated":
+        """Give the parts their names."""
+        expression, expression_std, position, position_std = self.parts
+        return Generated(expression, expression_std, position, position_std, seams)
+
+    def put(self, rows: np.ndarray, found: tuple[np.ndarray, ...]) -> None:
+        """Fill in the cells of one slice."""
+        for part in self.generated:
+            self.parts[part][rows] = found[part]
+
+
+def nothing(shape: tuple[int, ...]) -> Float32[np.ndarray, "N K"]:
+    """Return zeros that take no memory: the std of what is given."""
+    return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
 def report_seams(seams: list[Seam], mode: Mode) -> None:
@@ -158,93 +223,125 @@ def is_flat(position: Float[Tensor, "N 3"]) -> bool:
 def generate_slice(
     one: SliceSampler, settings: SamplingConfig, advance: Advance, *, flat: bool
 ) -> tuple[tuple[np.ndarray, ...], Seam | None]:
-    """Draw one slice several times; return product and spread of both modalities, and the seam."""
+    """Draw one slice several times; return product and std of both modalities, and the seam."""
     draws = drawn(one, settings.num_steps, settings.num_samples, advance)
-    products = draws[:1]
     if settings.product == "estimate":
-        products = drawn(one, 1, settings.num_samples, advance)
-    return one_product(one, products, draws, flat=flat), seam_between(one, products)
+        product = averaged(one, drawn(one, 1, settings.num_samples, advance))
+    else:
+        first = next(draws)
+        product, draws = averaged(one, iter([first])), chain([first], draws)
+    spread = Deviation(one, product.mean)
+    for draw in draws:
+        spread.add(draw)
+    return spread.result(flat=flat), seam_between(one, product)
 
 
-def drawn(one: SliceSampler, num_steps: int, number: int, advance: Advance) -> list[Drawn]:
-    """Draw a slice several times."""
-    return [one.draw(num_steps, draw, advance) for draw in range(number)]
+def drawn(one: SliceSampler, num_steps: int, number: int, advance: Advance) -> Iterator[Drawn]:
+    """Draw a slice several times, one in memory at a time."""
+    return (one.draw(num_steps, draw, advance) for draw in range(number))
 
 
-def one_product(
-    one: SliceSampler, products: list[Drawn], draws: list[Drawn], *, flat: bool
-) -> tuple[np.ndarray, ...]:
-    """Return a product and the spread of the draws."""
-    turn = None if one.mode == "pos_to_expr" else one.sampler.reflection
-    cells = [[made.cells for made in several] for several in (products, draws)]
-    return summed_up(*cells, reflection=turn, flat=flat)
+class Product(NamedTuple):
+    """The mean of several products, the first of them, and the mean squares of their seams."""
+
+    mean: State
+    first: State
+    seams: list[float]
 
 
-def seam_between(one: SliceSampler, products: list[Drawn]) -> Seam | None:
+def parts_of(one: SliceSampler) -> tuple[int, ...]:
+    """Return the numbers of the modalities that are generated: 0 expression, 1 position."""
+    return {"expr_to_pos": (1,), "pos_to_expr": (0,), "joint": (0, 1)}[one.mode]
+
+
+class RunningMoments:
+    """Mean and unbiased deviation of tensors that come one after the other (Welford 1962)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor = torch.zeros(())
+        self.squares: Tensor = torch.zeros(())
+
+    def add(self, value: Tensor) -> None:
+        """Take in one more."""
+        self.count += 1
+        if self.count == 1:
+            self.mean, self.squares = value.clone(), torch.zeros_like(value)
+            return
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self.squares += delta * (value - self.mean)
+
+    def deviation(self) -> Tensor:
+        """Return the deviation; 0 of a single one."""
+        return (self.squares / max(self.count - 1, 1)).sqrt()
+
+
+def averaged(one: SliceSampler, products: Iterator[Drawn]) -> Product:
+    """Average products, positions turned onto the first before; what is given stays as it is."""
+    moments = {part: RunningMoments() for part in parts_of(one)}
+    first: State | None = None
+    seams = []
+    for product in products:
+        first = product.cells if first is None else first
+        seams += [] if product.seam is None else [product.seam]
+        for part, found in moments.items():
+            found.add(onto(product.cells[part], first[part], part, one.sampler.reflection))
+    assert first is not None
+    mean = State(*(moments[part].mean if part in moments else first[part] for part in (0, 1)))
+    return Product(mean, first, seams)
+
+
+class Deviation:
+    """The std of draws in the frame of a product, gathered one draw at a time."""
+
+    def __init__(self, one: SliceSampler, mean: State) -> None:
+        self.one, self.mean = one, mean
+        self.moments = {part: RunningMoments() for part in parts_of(one)}
+
+    def add(self, draw: Drawn) -> None:
+        """Take in one more draw, turned onto the product."""
+        for part, found in self.moments.items():
+            reflection = self.one.sampler.reflection
+            found.add(onto(draw.cells[part], self.mean[part], part, reflection))
+
+    def result(self, *, flat: bool) -> tuple[np.ndarray, ...]:
+        """Return product and std of expression, then of position."""
+        found: list[Tensor] = []
+        for part in (0, 1):
+            mean = self.mean[part]
+            given = torch.zeros(()).expand(mean.shape)
+            std = self.moments[part].deviation() if part in self.moments else given
+            if part == 1 and flat and part in self.moments:
+                turn = plane_of(mean[0].double())
+                mean = mean.double() @ turn
+                # The std of each axis turns with the square of the rotation's entries.
+                std = (std.double().square() @ turn.square()).sqrt()
+            found += [mean, std]
+        return tuple(part[0].float().cpu().numpy() for part in found)
+
+
+def seam_between(one: SliceSampler, product: Product) -> Seam | None:
     """Return the seam of a slice that was drawn in chunks; NaN where its anchors were given."""
     if len(one.plan.parts) == 1:
         return None
     sizes = len(one.plan.parts), len(one.plan.anchors)
-    squares = [drawn.seam for drawn in products if drawn.seam is not None]
-    if not squares:
+    if not product.seams:
         return Seam("", *sizes, math.nan, math.nan)
-    rms, first = math.sqrt(sum(squares) / len(squares)), products[0].cells
+    rms = math.sqrt(sum(product.seams) / len(product.seams))
     if one.mode == "expr_to_pos":
-        size = radius_of_gyration(first.position)
+        size = radius_of_gyration(product.first.position)
     else:
-        size = spread_of_genes(first.expression, one.measured)
+        size = spread_of_genes(product.first.expression, one.measured)
     return Seam("", *sizes, rms, rms / size if size else math.nan)
 
 
-def summed_up(
-    products: list[State], draws: list[State], *, reflection: bool | None, flat: bool
-) -> tuple[np.ndarray, ...]:
-    """Return the mean of the products and the spread of the draws: of expression, then of position.
-
-    Positions are turned onto the first product before they are averaged, and onto their mean before
-    they are compared; `reflection` None leaves them where they are, as given ones must be.
-    """
-    mean = State(
-        *(
-            average([product[part] for product in products], part, reflection=reflection)
-            for part in (0, 1)
-        )
-    )
-    spread = State(
-        *(
-            deviation([draw[part] for draw in draws], mean[part], part, reflection=reflection)
-            for part in (0, 1)
-        )
-    )
-    place, place_spread = mean.position, spread.position
-    if flat and reflection is not None:
-        turn = plane_of(place[0].double())
-        place = place.double() @ turn
-        # The spread of each axis turns with the square of the rotation's entries.
-        place_spread = (place_spread.double().square() @ turn.square()).sqrt()
-    parts = (mean.expression, spread.expression, place, place_spread)
-    return tuple(part[0].float().cpu().numpy() for part in parts)
-
-
-def onto(values: Tensor, target: Tensor, part: int, *, reflection: bool | None) -> Tensor:
-    """Turn generated positions onto others; expression, and what was given, stays as it is."""
-    if part == 0 or reflection is None:
+def onto(values: Tensor, target: Tensor, part: int, reflection: bool) -> Tensor:  # noqa: FBT001
+    """Turn generated positions onto others; expression stays as it is."""
+    if part == 0:
         return values.double()
     mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
     return turned(values.double(), target.double(), mask, mask, reflection)
-
-
-def average(values: list[Tensor], part: int, *, reflection: bool | None) -> Tensor:
-    """Mean of several products, turned onto the first."""
-    return torch.stack(
-        [onto(value, values[0], part, reflection=reflection) for value in values]
-    ).mean(0)
-
-
-def deviation(values: list[Tensor], mean: Tensor, part: int, *, reflection: bool | None) -> Tensor:
-    """Compute the unbiased deviation of draws, in the frame of the product; 0 of a single one."""
-    moved = torch.stack([onto(value, mean, part, reflection=reflection) for value in values])
-    return moved.std(0, correction=min(len(values) - 1, 1))
 
 
 def plane_of(position: Float[Tensor, "N 3"]) -> Float[Tensor, "3 3"]:

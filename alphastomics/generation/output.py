@@ -10,13 +10,15 @@ import torch
 
 from alphastomics.config import Mode
 from alphastomics.diffusion_model.sample import MODES
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, quoted
+from alphastomics.files import require_writable as require_writable_place
 from alphastomics.files import write_bytes
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import Framed
 from alphastomics.generation.generate import Generated
 from alphastomics.h5ad import write_h5ad as write_file
+from alphastomics.h5ad import write_scratch
 from alphastomics.preprocessing.anndata_file import reading
 
 POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
@@ -43,15 +45,16 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise InputError(f"{path}: exists already; choose another --output, or add --overwrite")
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such folder for the output")
+    require_writable_place(path)
 
 
 def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[Framed]) -> None:
     """Write tensors and plain data."""
     content: dict[str, Any] = {
-        "expression": torch.from_numpy(made.expression),
-        "expression_std": torch.from_numpy(made.expression_std),
-        "positions": torch.from_numpy(made.position[:, : cells.dims]),
-        "positions_std": torch.from_numpy(made.position_std[:, : cells.dims]),
+        "expression": torch.tensor(made.expression),
+        "expression_std": torch.tensor(made.expression_std),
+        "positions": torch.tensor(made.position[:, : cells.dims]),
+        "positions_std": torch.tensor(made.position_std[:, : cells.dims]),
         "slice_id": torch.from_numpy(cells.slice_id),
         "slice_names": cells.slice_names,
         "names": cells.names,
@@ -75,25 +78,32 @@ def read_original(source: Path | None) -> Any | None:
 
     with reading(source, "the whole of it"):
         data = anndata.read_h5ad(source)
-    require_writable(source, data.uns)
+    require_writable(source, data)
     return data
 
 
-def require_writable(source: Path, uns: Mapping[str, Any]) -> None:
-    """Refuse what anndata reads and cannot write: other programs put such things into uns."""
-    import h5py
-    from anndata.io import write_elem
-
-    for key, value in uns.items():
+def require_writable(source: Path, data: Any) -> None:
+    """Refuse what anndata reads and cannot write: other programs put such things into a file."""
+    tables = {place: getattr(data, place) for place in ("obs", "var")}
+    parts = {f"{place}[{key!r}]": table[[key]] for place, table in tables.items() for key in table}
+    parts |= {f"{place}_names": table.iloc[:, :0] for place, table in tables.items()}
+    parts |= {f"uns[{key!r}]": {key: value} for key, value in data.uns.items()}
+    for place in ("obsm", "varm", "obsp", "varp", "layers"):
+        few = {key: first_rows(value) for key, value in getattr(data, place).items()}
+        parts |= {f"{place}[{key!r}]": {key: value} for key, value in few.items()}
+    for name, value in parts.items():
         try:
-            with h5py.File(io.BytesIO(), "w") as scratch:
-                write_elem(scratch, "uns", {key: value})
+            write_scratch(value)
         except Exception as error:  # anndata's own kind has no public name
-            kind = type(value).__name__
             raise InputError(
-                f"{source}: uns[{key!r}] ({kind}) cannot be written to a copy; remove it, or give "
-                "an --output that ends in .pt"
+                f"{source}: {name} cannot be written to a copy ({quoted(error, 100)}); remove it, "
+                "or give an --output that ends in .pt"
             ) from error
+
+
+def first_rows(value: Any) -> Any:
+    """Return a little of an array or table: whether its kind can be written shows with it."""
+    return value.iloc[:2] if hasattr(value, "iloc") else value[:2]
 
 
 def write_h5ad(

@@ -9,8 +9,16 @@ from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.evaluation.calibration import Envelope
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.generate import Generated, drawn, one_product
-from alphastomics.generation.slices import SliceSampler
+from alphastomics.generation.generate import (
+    Arrays,
+    Deviation,
+    Generated,
+    averaged,
+    drawn,
+    with_context,
+)
+from alphastomics.generation.slices import SliceSampler, chunks_of
+from alphastomics.generation.training_cells import predict_from_context
 from alphastomics.progress import track
 
 
@@ -28,34 +36,46 @@ class Products:
 
 
 def both_products(
-    module: AlphaSTomicsModule, cells: InputCells, mode: Mode, settings: SamplingConfig, seed: int
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    seed: int,
+    known: InputCells | None = None,
 ) -> Products:
     """Generate once for all slices, and keep both products: they are those of `generate`."""
-    num_cells, num_genes = cells.expression.shape
-    widths = (num_genes, num_genes, 3, 3)
-    made = [[np.zeros((num_cells, width), np.float32) for width in widths] for _ in range(2)]
-    places = np.zeros((settings.num_samples, num_cells, 3), np.float32)
-    low, high = (np.zeros((num_cells, num_genes), np.float32) for _ in range(2))
-    slices = [
-        SliceSampler(module, cells, number, mode, settings, seed)
-        for number in range(len(cells.slice_names))
-    ]
-    steps = (settings.num_steps + 1) * settings.num_samples
-    steps *= sum(len(one.plan.parts) for one in slices)
+    made = [Arrays.for_cells(cells, mode) for _ in range(2)]
+    places = np.zeros((settings.num_samples, len(cells.names), 3), np.float32)
+    makes_values = mode != "expr_to_pos"
+    low, high = (
+        np.zeros_like(cells.expression) if makes_values else cells.expression for _ in range(2)
+    )
+    plans = [chunks_of(cells, number, settings, seed) for number in range(len(cells.slice_names))]
+    steps = (settings.num_steps + 1) * settings.num_samples * sum(plans)
     with track(f"sample {mode}", steps, "network calls") as advance:
-        for number, one in enumerate(slices):
+        for number in range(len(cells.slice_names)):
+            one = SliceSampler(module, cells, number, mode, settings, seed)
             rows, flat = cells.rows_of(number), cells.dims == 2
-            draws = drawn(one, settings.num_steps, settings.num_samples, advance)
-            starts = drawn(one, 1, settings.num_samples, advance)
-            for parts, products in zip(made, (starts, draws[:1]), strict=True):
-                for part, values in zip(
-                    parts, one_product(one, products, draws, flat=flat), strict=True
-                ):
-                    part[rows] = values
-            for draw, single in enumerate(draws):
-                places[draw, rows] = one_product(one, [single], [single], flat=flat)[2]
-            values = np.stack([single.cells.expression[0].numpy() for single in draws])
-            low[rows], high[rows] = values.min(0), values.max(0)
-    spread = Envelope(low, high, made[0][1], settings.num_samples)
-    estimate, sample = (Generated(one, two, three, four) for one, two, three, four in made)
-    return Products(estimate, sample, places, spread)
+            starts = averaged(one, drawn(one, 1, settings.num_samples, advance))
+            spreads = [Deviation(one, starts.mean)]
+            for draw, single in enumerate(
+                drawn(one, settings.num_steps, settings.num_samples, advance)
+            ):
+                alone = Deviation(one, averaged(one, iter([single])).mean)
+                alone.add(single)
+                if not draw:
+                    spreads.append(Deviation(one, alone.mean))
+                for spread in spreads:
+                    spread.add(single)
+                places[draw, rows] = alone.result(flat=flat)[2]
+                if makes_values:
+                    values = single.cells.expression[0].numpy()
+                    low[rows] = values if not draw else np.minimum(low[rows], values)
+                    high[rows] = values if not draw else np.maximum(high[rows], values)
+            for arrays, spread in zip(made, spreads, strict=True):
+                arrays.put(rows, spread.result(flat=flat))
+    estimate, sample = (arrays.generated_cells() for arrays in made)
+    bounds = Envelope(low, high, estimate.expression_std, settings.num_samples)
+    if mode == "pos_to_expr":
+        estimate = with_context(estimate, predict_from_context(module, cells, known, seed))
+    return Products(estimate, sample, places, bounds)

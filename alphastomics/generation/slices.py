@@ -6,6 +6,8 @@ turned onto the anchors of the first; in `joint` mode nothing holds two chunks t
 later chunks are drawn around the anchors of the first, which are then given.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
+from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import disagreement, joined, onto_anchors, plan_chunks
 from alphastomics.progress import Advance
@@ -26,6 +29,12 @@ class Drawn(NamedTuple):
 
     cells: State
     seam: float | None
+
+
+def chunks_of(cells: InputCells, number: int, settings: SamplingConfig, seed: int) -> int:
+    """Count the chunks that a slice is drawn in."""
+    size = int((cells.slice_id == number).sum())
+    return len(plan_chunks(size, settings.max_set_size, stream_seed(seed, "anchors", number)).parts)
 
 
 class SliceSampler:
@@ -55,10 +64,11 @@ class SliceSampler:
         seed: int,
     ) -> None:
         rows = cells.rows_of(number)
+        self.name = cells.slice_names[number]
         self.mode, self.solver, self.key = mode, settings.sampler, (seed, "sample", number)
         self.device = module.position_scale.device
         place = cells.position
-        found = np.zeros((len(rows), 3), np.float32) if place is None else place[rows]
+        found = np.zeros((len(rows), 3)) if place is None else place[rows]
         self.whole = State(
             *(torch.from_numpy(values)[None] for values in (cells.expression[rows], found))
         )
@@ -108,6 +118,21 @@ class SliceSampler:
         advance: Advance,
     ) -> State:
         """Draw one set on the device, and bring it back; the first `num_known` cells are given."""
+        with refused_if_not_finite(self.name):
+            made = self._sampled(given, num_steps, generator, noise, num_known, advance)
+        require_finite_cells(made, self.name)
+        return made
+
+    def _sampled(
+        self,
+        given: State,
+        num_steps: int,
+        generator: Generator,
+        noise: State | None,
+        num_known: int,
+        advance: Advance,
+    ) -> State:
+        """Call the sampler."""
         shape = given.expression.shape
         made = self.sampler.sample(
             given.expression.to(self.device),
@@ -159,6 +184,27 @@ class SliceSampler:
             return float(disagreement([chunk.position[:, :count] for chunk in chunks]).sum())
         values = [chunk.expression[:, :count, self.measured] for chunk in chunks]
         return float(disagreement(values).mean())
+
+
+NOT_FINITE = (
+    "the network made values that are not finite of it: its coordinates or expression are extreme "
+    "(other units than in training?), or the training diverged"
+)
+
+
+@contextmanager
+def refused_if_not_finite(name: str) -> Iterator[None]:
+    """Turn what linear algebra says of values that are not finite into one line."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise InputError(f"slice {name}: {NOT_FINITE}") from error
+
+
+def require_finite_cells(made: State, name: str) -> None:
+    """Refuse generated cells that are no numbers: NaN never leaves."""
+    if not all(bool(torch.isfinite(part).all()) for part in made):
+        raise InputError(f"slice {name}: {NOT_FINITE}")
 
 
 def radius_of_gyration(position: Tensor) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Float32, Int32
+from jaxtyping import Float64, Int32
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
@@ -35,6 +35,7 @@ READ_ERRORS = (
     zlib.error,
 )
 SUFFIXES = (".h5ad", ".zarr")
+MISSING_FILTER = ("not registered", "can't open directory", "not available", "unavailable")
 RESAVE = "open and save it again with a current anndata"
 
 
@@ -47,6 +48,12 @@ def reading(path: Path, field: str) -> Iterator[None]:
         raise
     except READ_ERRORS as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if "filter" in said and any(words in said for words in MISSING_FILTER):
+            raise InputError(
+                f"{path}: {field} is compressed with a filter that HDF5 does not have here "
+                f"({said[:200]}): pip install hdf5plugin, open it with `import hdf5plugin`, and "
+                "save it with compression='gzip'"
+            ) from error
         raise InputError(
             f"{path}: {field} cannot be read ({said[:200]}): the file is damaged or was cut short; "
             "copy it again from its source"
@@ -56,7 +63,7 @@ def reading(path: Path, field: str) -> Iterator[None]:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open the root group of an AnnData file for reading."""
-    if path.suffix == ".zarr":
+    if path.suffix.lower() == ".zarr":
         with reading(path, "the Zarr store"):
             try:
                 import zarr
@@ -133,6 +140,11 @@ class Frame:
     def __init__(self, path: Path, root: Any, name: str) -> None:
         self.path, self.root, self.name = path, root, name
         with reading(path, name):
+            if "tables" in root and name not in root:
+                raise InputError(
+                    f"{path}: is a SpatialData store, not AnnData: save its table by itself "
+                    "(sdata.tables['table'].write_h5ad(...)) and give that file"
+                )
             if name not in root or not is_group(root[name]):
                 raise InputError(f"{path}: {name} is missing or of a format before 2019: {RESAVE}")
             self.group = root[name]
@@ -316,6 +328,13 @@ class Positions:
             order = attribute(self.element, "column-order")
             if order is None:
                 raise InputError(f"{self.path}: {self.field} must be a dense array or a table")
+            for name in map(str, order):
+                rows = self._numbers(name).shape
+                if rows != (self.cells,):
+                    raise InputError(
+                        f"{self.path}: {self.field}[{name!r}] has shape {rows}, not "
+                        f"({self.cells},): the file is damaged; copy it again from its source"
+                    )
             return len(order)
         shape = tuple(self.element.shape)
         if len(shape) != 2 or shape[0] != self.cells:
@@ -333,8 +352,11 @@ class Positions:
             )
         return self.element[name]
 
-    def rows(self, start: int, stop: int) -> Float32[np.ndarray, "N C"]:
-        """Read the coordinates of some rows as float32; NaN and infinity are refused."""
+    def rows(self, start: int, stop: int) -> Float64[np.ndarray, "N C"]:
+        """Read the coordinates of some rows; NaN, and what float32 cannot hold, is refused.
+
+        They stay float64 until a set is centred: far from the origin float32 has few digits left.
+        """
         with reading(self.path, self.field):
             if is_group(self.element):
                 order = [str(name) for name in attribute(self.element, "column-order")]
@@ -347,11 +369,11 @@ class Positions:
                     f"{self.path}: {self.field} holds values of type {values.dtype}, not numbers"
                 )
             with np.errstate(over="ignore"):  # what does not fit becomes inf, and is named below
-                position = values.astype(np.float32)
-        bad = np.flatnonzero(~np.isfinite(position).all(axis=1))
+                narrow = values.astype(np.float32)
+        bad = np.flatnonzero(~np.isfinite(narrow).all(axis=1))
         if len(bad):
             raise InputError(
                 f"{self.path}: {self.field} has NaN or infinite coordinates (first in row "
                 f"{start + bad[0]}): remove the cells that have no place"
             )
-        return position
+        return values.astype(np.float64)

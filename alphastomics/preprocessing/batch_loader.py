@@ -14,11 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from alphastomics.config import LoadingConfig, SeedConfig, TrainingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
 from alphastomics.preprocessing.folder import DataFolder
-from alphastomics.preprocessing.memory import MemorySource
+from alphastomics.preprocessing.holdout import Holdout
+from alphastomics.preprocessing.memory import MemorySource, Smooth
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.sets import BatchShape, Window, batch_of
 from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
@@ -26,7 +29,9 @@ from alphastomics.preprocessing.streaming import Draw, RandomStream, SliceStream
 from alphastomics.utils.dataholder import DataHolder
 
 Result = TypeVar("Result")
-SetDraw = Literal["random", "slice", "patch"]
+SetDraw = Literal["auto", "random", "slice", "patch"]
+# Smaller slices that share a frame make larger sets together.
+SMALL_SLICE = 256
 
 LOADING, TRAINING, SEED = LoadingConfig(), TrainingConfig(), SeedConfig()
 
@@ -50,6 +55,8 @@ class BatchLoader:
         Draw the same sets in the same order in every epoch: for validation and test.
     pin_memory
         Leave batches in page-locked memory, from which a GPU reads while it computes.
+    held_out
+        What is held out of the split, in words.
     """
 
     def __init__(
@@ -61,8 +68,9 @@ class BatchLoader:
         num_workers: int,
         same_every_epoch: bool,
         pin_memory: bool,
+        held_out: str = "nothing",
     ) -> None:
-        self.pin_memory = pin_memory
+        self.pin_memory, self.held_out = pin_memory, held_out
         self.source, self.draw, self.shape = source, draw, shape
         self.num_workers, self.same_every_epoch = num_workers, same_every_epoch
         self.reader: ShardReader = source.reader
@@ -76,12 +84,12 @@ class BatchLoader:
 
     @property
     def num_cells(self) -> int:
-        """Count the cells of the split, over all ranks."""
-        return self.metadata.splits[self.reader.split].cells
+        """Count the cells of the split that are not held out, over all ranks."""
+        return self.source.num_cells
 
     def __len__(self) -> int:
         """Count the batches of an epoch: the same for every rank."""
-        units = self.draw.count_units(self.reader)
+        units = self.source.count_units()
         random = self.draw.kind == "random"
         per_batch = self.shape.cells if random else self.shape.sets_per_batch
         return order.batches_per_rank(units, per_batch, self.draw.world_size)
@@ -123,6 +131,7 @@ class BatchLoader:
             "set_draw": self.draw.kind,
             "streaming": not isinstance(self.source, MemorySource),
             "buffer_size": self.draw.window_rows,
+            "held_out": self.held_out,
         }
 
     def __iter__(self) -> Iterator[DataHolder]:
@@ -205,6 +214,8 @@ def create_dataloaders(
     world_size: int | None = None,
     verify_checksums: bool = LOADING.verify_checksums,
     pin_memory: bool = False,
+    holdout: Holdout | None = None,
+    smooth: Smooth | None = None,
 ) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
     """Return loaders of the training, validation and test cells.
 
@@ -223,7 +234,8 @@ def create_dataloaders(
     set_size
         Cells that attend to one another; None makes the whole batch one set.
     set_draw
-        Cells of a set: at random across slices, of one slice, or a contiguous patch of one.
+        Cells of a set: at random across slices of one frame, of one slice, or a contiguous patch of
+        one; auto never mixes slices without a common frame.
     seed
         Seed of the order of cells.
     rank, world_size
@@ -232,17 +244,29 @@ def create_dataloaders(
         Compare shards with the checksums of metadata.json.
     pin_memory
         Leave batches in page-locked memory, for a GPU.
+    holdout
+        Training cells to hold out: they take the validation cells' part. Not for streaming.
+    smooth
+        Smooths the expression of a slice, for `DataHolder.smoothed`. Not for streaming.
     """
     rank, world_size = _place(rank, world_size)
     shape = _shape(batch_size, set_size)
     _check(buffer_size=buffer_size, num_workers=num_workers, set_draw=set_draw, seed=seed)
     # Whole batches, so that none is put together from two windows.
     window_rows = max(buffer_size // batch_size, 1) * batch_size
-    draw = Draw(set_draw, shape.set_size, window_rows, seed, rank, world_size)
-    kind = _source(streaming=streaming, set_draw=set_draw)
     folder = DataFolder(data_dir)
     metadata = folder.metadata()
+    drawn = resolve_set_draw(set_draw, metadata, folder.where, streaming=streaming)
+    draw = Draw(drawn, shape.set_size, window_rows, seed, rank, world_size)
+    kind: Callable[..., Any] = _source(streaming=streaming, set_draw=drawn)
     make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
+    if holdout is not None:
+        readers = [
+            ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS
+        ]
+        return _holding_out(holdout, readers, draw, make, shape, smooth)
+    if not streaming:
+        kind = partial(MemorySource, smooth=smooth)
     sources = [
         kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw)
         for split in SPLITS
@@ -250,6 +274,56 @@ def create_dataloaders(
     training, *held_out = sources
     validation, test = (make(source, draw, shape, same_every_epoch=True) for source in held_out)
     return make(training, draw, shape, same_every_epoch=False), validation, test
+
+
+def resolve_set_draw(
+    set_draw: SetDraw, metadata: Metadata, where: str, *, streaming: bool
+) -> Literal["random", "slice", "patch"]:
+    """Resolve `auto`, and refuse to mix slices whose positions cannot be compared.
+
+    `auto` is `slice`: a query is a slice, too. Slices of one frame are mixed where each by itself
+    is too small to be a set, or where their layout allows no other stream.
+    """
+    if set_draw == "random" and not metadata.shares_frame:
+        raise InputError(
+            f"{where}: set_draw random (data.loading.set_draw) mixes slices, but these "
+            f"{len(metadata.slices)} 2D slices share no frame, so that their positions cannot be "
+            "compared: leave set_draw at auto, or preprocess with --common_frame if the slices "
+            "are registered to one another"
+        )
+    if set_draw != "auto":
+        return set_draw
+    sizes = sorted(record.cells for record in metadata.slices)
+    small = len(sizes) > 1 and sizes[len(sizes) // 2] < SMALL_SLICE
+    unstreamable = streaming and metadata.layout != "slice"
+    return "random" if metadata.shares_frame and (small or unstreamable) else "slice"
+
+
+def _holding_out(
+    holdout: Holdout,
+    readers: list[ShardReader],
+    draw: Draw,
+    make: Callable[..., BatchLoader],
+    shape: BatchShape,
+    smooth: Smooth | None,
+) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
+    """Return loaders of the training cells that are not held out, those that are, and test."""
+
+    def rest(slice_id: np.ndarray, position: np.ndarray) -> np.ndarray:
+        return ~holdout.mask(slice_id, position)
+
+    reader, _, test_reader = readers
+    training, held, test = (
+        MemorySource(reader, draw, rest, smooth),
+        MemorySource(reader, draw, holdout.mask, smooth),
+        MemorySource(test_reader, draw, None, smooth),
+    )
+    words = holdout.describe()
+    return (
+        make(training, draw, shape, same_every_epoch=False, held_out=words),
+        make(held, draw, shape, same_every_epoch=True, held_out=f"all but {words}"),
+        make(test, draw, shape, same_every_epoch=True),
+    )
 
 
 def _source(
@@ -292,7 +366,7 @@ def _check(*, buffer_size: int, num_workers: int, set_draw: str, seed: int) -> N
         raise InputError(f"buffer_size ({buffer_size}): must be at least 1")
     if num_workers < 0:
         raise InputError(f"num_workers ({num_workers}): must be 0 or more")
-    if set_draw not in ("random", "slice", "patch"):
-        raise InputError(f"set_draw ({set_draw!r}): must be random, slice or patch")
+    if set_draw not in ("auto", "random", "slice", "patch"):
+        raise InputError(f"set_draw ({set_draw!r}): must be auto, random, slice or patch")
     if seed < 0:
         raise InputError(f"seed ({seed}): must be 0 or more")

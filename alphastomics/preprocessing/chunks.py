@@ -20,7 +20,7 @@ from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
 from alphastomics.preprocessing.parts import Cells, to_batch, write_arrays, write_part
-from alphastomics.preprocessing.resume import load, write_receipt
+from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
 from alphastomics.preprocessing.survey import SLICE_KEY, Survey, places, slice_codes
 from alphastomics.preprocessing.transpose import read_rows
 
@@ -61,9 +61,13 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
     """Turn a chunk into a part, unless that is done; return its receipt."""
     done = task.folder / f"{task.name}.json"
     part = task.folder / f"{task.name}.arrow"
-    receipt = load(done)
-    if receipt is not None and part.exists() and part.stat().st_size == receipt["bytes"]:
-        return dict(receipt)
+    moments = task.folder / f"{task.name}.npz"
+    receipt = load_receipt(done)
+    if receipt is not None and is_file_of(moments, receipt["moments_sha256"]):
+        # A run that was killed at its end had moved the part to its place beside the work folder.
+        places = (part, task.folder.parent / part.name)
+        if any(is_file_of(place, receipt["sha256"]) for place in places):
+            return receipt
     with opened(task.survey.path) as root:
         obs = Frame(task.survey.path, root, "obs")
         counts = _read_counts(task, root)
@@ -71,7 +75,7 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
         notes = _check_counts(task, counts)
         cells = _cells(task, root, obs, _normalized(task, counts), slices)
     runs = _runs(task, slices)
-    write_arrays(task.folder / f"{task.name}.npz", _moments(cells, runs))
+    write_arrays(moments, _moments(cells, runs))
     write_part(part, {0: to_batch(cells)})
     receipt = {
         "file": part.name,
@@ -80,6 +84,8 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
         "cells": len(cells),
         "entries": int(cells.values.nnz),
         "runs": runs,
+        "moments_file": moments.name,
+        "moments_sha256": sha256_of(moments),
         **notes,
     }
     write_receipt(done, receipt)
@@ -140,7 +146,7 @@ def _cells(
     plane = Positions(path, root, task.position_key, cells).rows(task.start, task.stop)
     position = plane
     if task.z is not None:
-        height = np.array(task.z, dtype=np.float32)[slices]
+        height = np.array(task.z, dtype=np.float64)[slices]
         position = np.concatenate([plane, height[:, None]], axis=1)
     return Cells(
         values[order],

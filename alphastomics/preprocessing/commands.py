@@ -4,6 +4,7 @@ This file says what a finished folder is and what is refused; the work is in sta
 stage2.py. Neither torch nor anndata is imported.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ from alphastomics.preprocessing.schema import (
     Metadata,
     parse_metadata,
 )
+from alphastomics.preprocessing.survey import find_inputs, has_positions
 from alphastomics.preprocessing.tasks import Crew
+
+logger = logging.getLogger(__name__)
+
+# Where aligned sections keep positions with a measured z, by convention.
+MEASURED_Z = "spatial3d"
 
 
 def preprocess(
@@ -54,12 +61,14 @@ def preprocess(
         Address of a Dask scheduler, or None for `options.workers` local processes.
     """
     with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+        options = with_measured_z(options, input_dir)
         request = first_stage.request_of(options, input_dir, gene_list_file, crew)
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
             done = _finished(output_dir, known, [request], second_stage.request_of(options, seed))
             if done is not None:
                 return done
+        second_stage.require_ours(output_dir)
         middle = output_dir / INTERMEDIATE_FOLDER
         first_stage.run(
             options,
@@ -90,6 +99,7 @@ def stage1(
             "`preprocess` can do without"
         )
     with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+        options = with_measured_z(options, input_dir)
         request = first_stage.request_of(options, input_dir, gene_list_file, crew)
         dataset = first_stage.run(
             options,
@@ -129,6 +139,24 @@ def stage2(
             options, input_dirs, output_dir, seed, crew, overwrite=overwrite
         )
     return _summary(output_dir, metadata)
+
+
+def with_measured_z(options: PreprocessingConfig, input_dir: Path) -> PreprocessingConfig:
+    """Take obsm["spatial3d"] for slices in a common frame, where every file has it."""
+    if (
+        not options.common_frame
+        or options.position_is_3d
+        or "position_key" in options.model_fields_set
+    ):
+        return options
+    if not all(has_positions(path, MEASURED_Z) for path in find_inputs(input_dir).values()):
+        return options
+    logger.info(
+        "--common_frame: positions, with their z, are taken from obsm[%r]; name another with "
+        "--position_key",
+        MEASURED_Z,
+    )
+    return options.model_copy(update={"position_key": MEASURED_Z, "position_is_3d": True})
 
 
 def _metadata(folder: Path) -> Metadata | None:

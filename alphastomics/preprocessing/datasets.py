@@ -9,17 +9,18 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Float64
 
 from alphastomics.errors import InputError
 from alphastomics.files import sha256_of
+from alphastomics.preprocessing.dataset_record import first_fault
 from alphastomics.preprocessing.genes import require_same, union_of
 from alphastomics.preprocessing.parts import read_arrays
-from alphastomics.preprocessing.resume import load
-from alphastomics.preprocessing.schema import INTERMEDIATE_FOLDER
-from alphastomics.preprocessing.stage1 import DATASET_FILE, STATISTICS_FILE
+from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load
+from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, STATISTICS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Merged:
     parts: tuple[Part, ...]
     log_normalize: bool
     scale: bool
+    common_frame: bool
 
     @property
     def slice_sizes(self) -> tuple[int, ...]:
@@ -104,25 +106,17 @@ def merge(folders: list[Path]) -> Merged:
         # The values of all datasets are of the kind that the most prepared one has.
         log_normalize=any(found["log_normalize"] for found in flags),
         scale=any(found["scale"] for found in flags),
+        common_frame=all(found.get("common_frame") for found in flags),
     )
 
 
 def require_sound(dataset: Any, path: Path) -> None:
-    """Refuse a dataset.json whose parts and slices contradict one another."""
-    try:
-        found = Counter[int]()
-        for part in dataset["parts"]:
-            inside = (path.parent / part["file"]).resolve().parent == path.parent.resolve()
-            if not inside or sum(run[2] for run in part["runs"]) != part["cells"]:
-                raise ValueError(part["file"])
-            for number, _, cells in part["runs"]:
-                found[number] += cells
-        sizes = {number: record["cells"] for number, record in enumerate(dataset["slices"])}
-        if not sizes or found != sizes or not dataset["genes"]:
-            raise ValueError("slices")
-        dataset["request"]["flags"], dataset["request"]["inputs"], dataset["panels"]
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(f"{path}: is damaged: run stage1 again with --overwrite") from error
+    """Refuse a dataset.json that was altered, or whose parts contradict one another."""
+    fault = first_fault(dataset)
+    if fault is None and CHECKSUM_KEY in dataset and not checksum_holds(dataset):
+        fault = "its content differs from its checksum"
+    if fault is not None:
+        raise InputError(f"{path}: is damaged ({fault}): run stage1 again with --overwrite")
 
 
 def _check_flags(places: list[Path], datasets: list[Any]) -> None:
@@ -208,6 +202,18 @@ def _parts(places: list[Path], datasets: list[Any], types: tuple[str, ...]) -> l
     return parts
 
 
+def _statistics(path: Path) -> dict[str, Any]:
+    """Read the statistics of a dataset's slices."""
+    try:
+        found = read_arrays(path)
+        shapes = {(found[key].ndim, found[key].dtype.kind) for key in ("mean", "std")}
+    except (ValueError, OSError, LookupError, BadZipFile, AttributeError) as error:
+        raise InputError(f"{path}: is damaged: run stage1 again with --overwrite") from error
+    if shapes != {(2, "f")}:
+        raise InputError(f"{path}: holds no statistics: run stage1 again with --overwrite")
+    return found
+
+
 def scaling_of(merged: Merged) -> dict[str, Float64[np.ndarray, "S G"]]:
     """Return every slice's mean and deviation; 0 and 1 for genes it did not measure.
 
@@ -221,8 +227,15 @@ def scaling_of(merged: Merged) -> dict[str, Float64[np.ndarray, "S G"]]:
                 f"{folder / STATISTICS_FILE}: is not what stage1 wrote (sha256 differs): run "
                 "stage1 again with --overwrite"
             )
-        found = read_arrays(folder / STATISTICS_FILE)
+        found = _statistics(folder / STATISTICS_FILE)
         if not request["flags"]["scale"]:
             found = {"mean": np.zeros_like(found["mean"]), "std": np.ones_like(found["std"])}
         arrays.append(found)
-    return {key: np.concatenate([found[key] for found in arrays]) for key in ("mean", "std")}
+    scaling = {key: np.concatenate([found[key] for found in arrays]) for key in ("mean", "std")}
+    expected = (len(merged.slices), len(merged.genes))
+    if any(values.shape != expected for values in scaling.values()):
+        raise InputError(
+            f"{merged.folders[0] / STATISTICS_FILE}: the statistics are not of {expected[0]} "
+            f"slices x {expected[1]} genes: run stage1 again with --overwrite"
+        )
+    return scaling

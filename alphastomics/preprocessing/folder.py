@@ -7,10 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, keep_secret, quoted
 from alphastomics.files import require_text_name, sha256_of
 from alphastomics.hub import is_hub_id
 from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
+
+SHOWN = 200  # letters of what a far place said
 
 
 class DataFolder:
@@ -48,11 +50,12 @@ class DataFolder:
             import fsspec
 
             self._remote, self._root = fsspec.core.url_to_fs(address)
+            keep_secret(_login(address))
         except (ImportError, ValueError) as error:
             raise InputError(
                 f"{self.where}: there is no such folder here, and reading {address} fails "
-                f"({error}): check the name, or pip install 'alphastomics[hub]'"
-            ) from error
+                f"({quoted(error, SHOWN)}): check the name, or pip install 'alphastomics[hub]'"
+            ) from None
 
     def name_of(self, file: str) -> str:
         """Return the full name of a file, for messages."""
@@ -100,21 +103,24 @@ class DataFolder:
         try:
             yield
         except OSError as error:
-            raise self._unreadable(file, error) from error
+            # from None: the words of a far place may quote the token or a signed address.
+            raise self._unreadable(file, error) from (None if self.local is None else error)
         except Exception as error:  # every library of a far place has errors of its own
             if self.local is not None:
                 raise
             status = getattr(getattr(error, "response", None), "status_code", None)
             # A reply's own words may quote a signed address.
-            said = " ".join(str(error).split())[:200] if status is None else f"status {status}"
+            said = quoted(error, SHOWN) if status is None else f"status {status}"
             raise InputError(
                 f"{self.where}: there is no such folder here, and {self.name_of(file)} cannot be "
                 f"read from afar ({said}): check the name and the network"
-            ) from error
+            ) from None
 
     def _unreadable(self, file: str, error: OSError) -> InputError:
         if not isinstance(error, FileNotFoundError):
-            return InputError(f"{self.name_of(file)}: cannot be read ({error.strerror or error})")
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            said = quoted(error.strerror or error, SHOWN) if status is None else f"status {status}"
+            return InputError(f"{self.name_of(file)}: cannot be read ({said})")
         if file == METADATA_FILE:
             return InputError(
                 f"{self.where}: there is no {METADATA_FILE}: it is not a folder that `preprocess` "
@@ -124,3 +130,12 @@ class DataFolder:
             f"{self.name_of(file)}: is missing, though {METADATA_FILE} lists it: copy the whole "
             "folder again, or preprocess again"
         )
+
+
+def _login(address: str) -> str | None:
+    """Return the token that the Hub's file system sends along, so that no message shows it."""
+    if not address.startswith("hf://"):
+        return None
+    from huggingface_hub import get_token
+
+    return get_token()

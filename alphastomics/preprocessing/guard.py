@@ -25,6 +25,7 @@ import numpy as np
 from alphastomics.errors import InputError
 from alphastomics.files import require_text_name
 from alphastomics.preprocessing.anndata_file import opened, walk
+from alphastomics.preprocessing.self_contained import require_self_contained
 from alphastomics.preprocessing.survey import Survey, SurveyTask, size_of, survey_file
 
 PATIENCE_SECONDS = 30.0
@@ -108,10 +109,11 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
     """Do what was asked for; say how it went, and the result or the words of the error."""
     path = Path(task.pop("path"))
     try:
-        if act == "walk":
-            with opened(path) as root:
+        with opened(path) as root:
+            require_self_contained(path, root)
+            if act == "walk":
                 walk(path, root)
-            return "done", None
+                return "done", None
         found = survey_file(SurveyTask(path=path, **task))
     except InputError as error:
         return "refused", str(error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from dataclasses import replace
 from threading import Lock
 
 import numpy as np
@@ -10,16 +11,51 @@ from alphastomics.preprocessing import order
 from alphastomics.preprocessing.patches import patches
 from alphastomics.preprocessing.sets import Window
 from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined
-from alphastomics.preprocessing.streaming import Draw, mapped
+from alphastomics.preprocessing.streaming import Draw, cells_per_slice, mapped
+
+# The expression of a slice (N, G) enters, smoothed (N, F) it leaves.
+Smooth = Callable[[np.ndarray], np.ndarray]
+# Slice numbers (N) and positions (N, 3) of cells enter, True for those to draw from leaves.
+Chosen = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class MemorySource:
-    """Draws sets from a split that is read once, when its first batch is asked for."""
+    """Draws sets from a split that is read once, when its first batch is asked for.
 
-    def __init__(self, reader: ShardReader, draw: Draw) -> None:
-        self.reader, self.draw = reader, draw
+    Parameters
+    ----------
+    reader, draw
+        The split, and how sets are drawn.
+    chosen
+        Which of the split's cells there are to draw from; None is all of them.
+    smooth
+        Smooths the expression of a slice; None leaves that to whom it concerns.
+    """
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        draw: Draw,
+        chosen: Chosen | None = None,
+        smooth: Smooth | None = None,
+    ) -> None:
+        self.reader, self.draw, self.chosen, self.smooth = reader, draw, chosen, smooth
         self._table: CellTable | None = None
         self._lock = Lock()
+
+    @property
+    def num_cells(self) -> int:
+        """Count the cells to draw from, over all ranks."""
+        if self.chosen is None:
+            return self.reader.metadata.splits[self.reader.split].cells
+        return len(self._loaded(None))
+
+    def count_units(self) -> int:
+        """Count what is shared out among the ranks: cells for random sets, else whole sets."""
+        if self.chosen is None:
+            return self.draw.count_units(cells_per_slice(self.reader))
+        numbers, counts = np.unique(self._loaded(None).slice_id, return_counts=True)
+        return self.draw.count_units(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
@@ -38,12 +74,28 @@ class MemorySource:
         with self._lock:
             if self._table is None:
                 tables = mapped(pool, self.reader.read, self.reader.pieces)
-                self._table = joined(tables)
+                table = joined(tables)
+                if self.chosen is not None:
+                    rows = np.flatnonzero(self.chosen(table.slice_id, table.position))
+                    table = table.take(rows)
+                self._table = table if self.smooth is None else self._smoothed(table, self.smooth)
             return self._table
+
+    def _smoothed(self, table: CellTable, smooth: Smooth) -> CellTable:
+        """Smooth every slice as a whole, so that a set does not depend on who else is in it."""
+        expression = self.reader.dense(table)
+        smoothed: np.ndarray | None = None
+        for number in np.unique(table.slice_id):
+            rows = np.flatnonzero(table.slice_id == number)
+            values = smooth(expression[rows])
+            if smoothed is None:
+                smoothed = np.zeros((len(table), values.shape[1]), np.float32)
+            smoothed[rows] = values
+        return replace(table, smoothed=smoothed)
 
     def _random_sets(self, epoch: int) -> list[Rows]:
         draw = self.draw
-        cells = draw.count_units(self.reader)
+        cells = self.count_units()
         start, stop = order.share_of(cells, draw.rank, draw.world_size)
         rng = np.random.default_rng([draw.seed, order.GROUP_STREAM, epoch])
         mine = rng.permutation(cells)[start:stop]

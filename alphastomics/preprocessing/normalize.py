@@ -8,7 +8,7 @@ which loses all digits when the mean is large beside the spread.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32
+from jaxtyping import Float, Float32, Float64, Int32
 from scipy.sparse import csr_array
 
 from alphastomics.preprocessing.schema import TARGET_SUM
@@ -57,7 +57,7 @@ def moments_of_sparse(values: csr_array) -> Moments:
     return Moments(cells, mean, squares + (cells - filled) * mean**2)
 
 
-def moments_of_dense(values: Float32[np.ndarray, "N C"]) -> Moments:
+def moments_of_dense(values: Float[np.ndarray, "N C"]) -> Moments:
     """Gather the moments of each column."""
     wide = values.astype(np.float64)
     mean = wide.sum(axis=0) / max(len(wide), 1)

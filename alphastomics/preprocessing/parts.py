@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float64, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
 from alphastomics.files import replacing
@@ -29,7 +29,7 @@ PART_SCHEMA = pa.schema(
     {
         "gene_index": vector_of(pa.int32()),
         "gene_value": vector_of(pa.float32()),
-        "position": vector_of(pa.float32()),
+        "position": vector_of(pa.float64()),
         "cell_type": pa.int32(),
         "slice_id": pa.int32(),
         "cell_id": pa.int64(),
@@ -43,7 +43,7 @@ class Cells:
     """A table of cells; `cell_type` is -1 where there is none."""
 
     values: csr_array
-    position: Float32[np.ndarray, "N 3"]
+    position: Float64[np.ndarray, "N 3"]
     cell_type: Int32[np.ndarray, " N"]
     slice_id: Int32[np.ndarray, " N"]
     cell_id: Int64[np.ndarray, " N"]
@@ -158,9 +158,26 @@ def write_part(path: Path, batches: dict[int, pa.RecordBatch]) -> None:
 
 
 def read_part(content: bytes, num_genes: int) -> Cells:
-    """Read a part of one record batch from the bytes of its file."""
+    """Read a part of one record batch from the bytes of its file; ValueError where it is none."""
     with pa.ipc.open_file(pa.BufferReader(content)) as reader:
-        return from_batch(reader.get_batch(0), num_genes)
+        if not reader.schema.equals(PART_SCHEMA) or reader.num_record_batches != 1:
+            raise ValueError("its columns are not those of a part")
+        batch = reader.get_batch(0)
+    batch.validate(full=True)  # every offset and every letter, before they are used as such
+    index, value = batch["gene_index"], batch["gene_value"]
+    genes = index.flatten().to_numpy()
+    lengths = np.diff(batch["position"].offsets.to_numpy())
+    checks = {
+        "it has missing values": not any(column.null_count for column in batch.columns),
+        "its genes and values differ in number": index.offsets.equals(value.offsets),
+        "it has genes outside the list": not len(genes)
+        or bool(genes.min() >= 0 and genes.max() < num_genes),
+        "its positions have not 3 numbers": bool((lengths == 3).all()),
+    }
+    for said, holds in checks.items():
+        if not holds:
+            raise ValueError(said)
+    return from_batch(batch, num_genes)
 
 
 def read_bucket(path: Path, bucket: int, num_genes: int) -> Cells | None:

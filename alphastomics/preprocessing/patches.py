@@ -6,12 +6,12 @@ cuts of one epoch are not those of the next. Each level cuts all parts at once.
 """
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 
 from alphastomics.preprocessing.order import sets_of_slice
 
 
-def turned(position: Float32[np.ndarray, "N 3"], angle: float) -> Float64[np.ndarray, "N 3"]:
+def turned(position: Float[np.ndarray, "N 3"], angle: float) -> Float64[np.ndarray, "N 3"]:
     """Return coordinates along the slice's own axes, turned within its widest plane."""
     centered = position.astype(np.float64) - position.mean(axis=0, dtype=np.float64)
     _, axes = np.linalg.eigh(centered.T @ centered)
@@ -22,7 +22,7 @@ def turned(position: Float32[np.ndarray, "N 3"], angle: float) -> Float64[np.nda
 
 
 def patches(
-    position: Float32[np.ndarray, "N 3"], set_size: int, rng: np.random.Generator
+    position: Float[np.ndarray, "N 3"], set_size: int, rng: np.random.Generator
 ) -> list[Int64[np.ndarray, " M"]]:
     """Divide the cells of a slice into contiguous sets of nearly equal size."""
     cells = len(position)

@@ -1,20 +1,23 @@
 """What was asked before: a folder and a request enter; go on, stop, or start again leaves.
 
 A *request* is a plain dictionary of all that the resulting bytes depend on. A *receipt* is a small
-JSON file that says a task is done, written after the task's own files.
+JSON file that says a task is done, written after the task's own files. Both carry the sha256 of
+their own content, and receipts that of the files they vouch for.
 """
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, write_text
+from alphastomics.files import PARTIAL_SUFFIX, sha256_of, write_text
 
 REQUEST_FILE = "request.json"
+CHECKSUM_KEY = "record_sha256"
 SHOWN = 3
 
 
@@ -24,11 +27,40 @@ def dump(value: object) -> str:
 
 
 def load(path: Path) -> Any:
-    """Read a receipt or a request; None where there is none, or something else."""
+    """Read plain data; None where there is none, or something else."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
+
+
+def checksum_of(record: dict[str, Any]) -> str:
+    """Return the sha256 of a record, its own checksum apart, whatever its layout in the file."""
+    content = {key: value for key, value in record.items() if key != CHECKSUM_KEY}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record that carries the sha256 of its content."""
+    return {**record, CHECKSUM_KEY: checksum_of(record)}
+
+
+def checksum_holds(record: Any) -> bool:
+    """Tell whether a record is as it was written."""
+    return isinstance(record, dict) and record.get(CHECKSUM_KEY) == checksum_of(record)
+
+
+def load_receipt(path: Path) -> dict[str, Any] | None:
+    """Read a receipt or a request; None where there is none, or one that was altered."""
+    record = load(path)
+    if not checksum_holds(record):
+        return None
+    return {key: value for key, value in record.items() if key != CHECKSUM_KEY}
+
+
+def is_file_of(path: Path, digest: str) -> bool:
+    """Tell whether a file is there and has this sha256."""
+    return path.is_file() and sha256_of(path) == digest
 
 
 def flattened(value: Any, name: str) -> Iterator[tuple[str, object]]:
@@ -68,35 +100,37 @@ def require_same(before: Any, now: dict[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def undone_on_bad_input(*paths: Path, empty: Path) -> Iterator[None]:
+def undone_on_bad_input(*work: Path, empty: Sequence[Path]) -> Iterator[None]:
     """Remove the unfinished work when the input turns out to be bad: nothing half-written is left.
 
     Work that was stopped for another reason stays, since the same command will go on with it. The
-    folder `empty` goes too, if nothing is left in it.
+    folders `empty` go too, if nothing is left in them.
     """
     try:
         yield
     except InputError:
-        for path in paths:
-            remove(path)
-        if empty.is_dir() and not any(empty.iterdir()):
-            empty.rmdir()
+        for path in work:
+            remove_work(path)
+        for folder in empty:
+            if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+                folder.rmdir()
         raise
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def remove_work(folder: Path) -> None:
+    """Remove a folder of unfinished work, if it is there; only this program writes into one."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        shutil.rmtree(folder)
 
 
-def holds_files(folder: Path) -> bool:
-    """Tell whether a folder holds anything but what a killed run left under temporary names."""
-    return folder.exists() and any(
-        not path.name.endswith(PARTIAL_SUFFIX) for path in folder.iterdir()
-    )
+def first_file(folder: Path, ignored: Collection[str] = ()) -> Path | None:
+    """Return the first thing in a folder that no killed run left under a temporary name."""
+    if not folder.is_dir():
+        return None
+    paths = [path for path in folder.iterdir() if not path.name.endswith(PARTIAL_SUFFIX)]
+    return min((path for path in paths if path.name not in ignored), default=None)
 
 
 def remove_partial_files(*folders: Path) -> None:
@@ -106,6 +140,6 @@ def remove_partial_files(*folders: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def write_receipt(path: Path, value: object) -> None:
+def write_receipt(path: Path, value: dict[str, Any]) -> None:
     """Say that a task is done."""
-    write_text(path, dump(value))
+    write_text(path, dump(with_checksum(value)))

@@ -4,6 +4,8 @@ Plain text enters, a checked `Metadata` leaves. Writers and readers both go thro
 so that the format is written down once.
 """
 
+import hashlib
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -11,13 +13,18 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from alphastomics.errors import InputError
+from alphastomics.preprocessing.resume import checksum_holds
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
 DATA_FOLDER = "data"
 METADATA_FILE = "metadata.json"
 SCALING_FILE = "scaling.npz"
+DATASET_FILE = "dataset.json"
+STATISTICS_FILE = "statistics.npz"
 INTERMEDIATE_FOLDER = "_intermediate_slices"
+SHUFFLE_FOLDER = "shuffle"
+STAGED_FOLDER = ".staged"
 TARGET_SUM = 1e4  # the contract's total of a normalised cell
 
 ABSENT_VALUE = (
@@ -87,6 +94,8 @@ class SliceRecord(Record):
     log_normalize: bool | None = None
     scale: bool | None = None
     """What was done to the slice's values; null: what `normalization` says of all slices."""
+    sample: str | None = None
+    """The animal or sample that the slice is of, where obs names one."""
 
 
 class Panel(Record):
@@ -147,6 +156,8 @@ class Metadata(Record):
     layout: Literal["shuffled", "slice"]
     storage: Literal["dense", "sparse"]
     split_by: Literal["cell", "slice"]
+    common_frame: bool = False
+    """2D slices that lie in one frame, by the user's word; see `shares_frame`."""
     normalization: Normalization
     position_statistics: PositionStatistics | None
     splits: dict[str, SplitRecord]
@@ -154,6 +165,28 @@ class Metadata(Record):
     panels: list[Panel]
     scaling_sha256: str | None
     provenance: Provenance
+    record_sha256: str | None = None
+    """Checksum of all the rest; null in folders that were written before there was one."""
+
+    @property
+    def shares_frame(self) -> bool:
+        """Say whether positions of different slices can be compared.
+
+        3D positions can, 2D ones by the user's word, and those of a single slice.
+        """
+        return len(self.slices) == 1 or self.has_common_frame
+
+    @property
+    def has_common_frame(self) -> bool:
+        """Say whether positions of slices that are yet to come can be compared with these."""
+        flat = {record.z is not None for record in self.slices}
+        return flat == {False} or (self.common_frame and flat == {True})
+
+    @property
+    def training_digest(self) -> str:
+        """Return the digest of the training cells, by which a model knows them again."""
+        digests = "".join(shard.sha256 for shard in self.splits["train"].shards)
+        return hashlib.sha256(digests.encode()).hexdigest()
 
     @model_validator(mode="after")
     def parts_agree(self) -> "Metadata":
@@ -173,17 +206,44 @@ class Metadata(Record):
             "a shard does not say which slices it holds": self.layout != "slice"
             or all(shard.slices is not None for shard in shards),
             "a shard holds slices that are not there": all(number in known for number in runs),
+            "a shard's slices do not hold its cells": all(
+                shard.slices is None or sum(size for _, size in shard.slices) == shard.cells
+                for shard in shards
+            ),
         }
         for said, holds in checks.items():
             if not holds:
                 raise ValueError(said)
+        if not self._adds_up():
+            raise ValueError("cells_per_split does not add up to the cells of slices and splits")
         return self
+
+    def _adds_up(self) -> bool:
+        """Tell whether the counts of slices, splits and runs of rows are those of one plan."""
+        counts = [record.cells_per_split for record in self.slices]
+        if any(set(found) != set(SPLITS) or min(found.values()) < 0 for found in counts):
+            return False
+        of_slices = [record.cells for record in self.slices]
+        of_splits = {name: self.splits[name].cells for name in SPLITS}
+        if [sum(found.values()) for found in counts] != of_slices:
+            return False
+        if {name: sum(found[name] for found in counts) for name in SPLITS} != of_splits:
+            return False
+        if self.layout != "slice":
+            return True
+        for name in SPLITS:
+            found = [0] * len(counts)
+            for number, size in (run for s in self.splits[name].shards for run in s.slices or ()):
+                found[number] += size
+            if found != [each[name] for each in counts]:
+                return False
+        return True
 
 
 def parse_metadata(text: str, where: str) -> Metadata:
     """Read metadata.json; `where` names it in an error."""
     try:
-        return Metadata.model_validate_json(text)
+        metadata = Metadata.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -192,6 +252,12 @@ def parse_metadata(text: str, where: str) -> Metadata:
             f"{where}: {field}: {said}; it was not written by this version of "
             "`alphastomics preprocess`, or was altered: preprocess again"
         ) from error
+    if metadata.record_sha256 is not None and not checksum_holds(json.loads(text)):
+        raise InputError(
+            f"{where}: was altered: its content differs from its checksum; copy it again, or "
+            "preprocess again"
+        )
+    return metadata
 
 
 def shard_name(split: str, index: int, total: int) -> str:
@@ -213,7 +279,7 @@ def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
     )
     columns = {
         **expression,
-        "position": vector_of(pa.float32()),
+        "position": vector_of(pa.float64()),
         **({"cell_type": pa.int32()} if with_cell_type else {}),
         "slice_id": pa.int32(),
         "cell_id": pa.int64(),

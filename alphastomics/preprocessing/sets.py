@@ -48,6 +48,8 @@ def batch_of(
     mask = column([np.ones(len(cells), dtype=bool) for cells in chosen], 0, ())
     panel, measured = _panels(reader, np.where(mask, slice_id, 0))
     cell_type = column([cells.cell_type for cells in chosen], NONE, ()).astype(np.int64)
+    known = [cells.smoothed for cells in chosen if cells.smoothed is not None]
+    width = known[0].shape[1] if known else 0
     return DataHolder(
         expression=_tensor(column([reader.dense(cells) for cells in chosen], 0, (genes,))),
         positions=_tensor(column([cells.position for cells in chosen], 0, (3,))),
@@ -57,6 +59,7 @@ def batch_of(
         cell_id=_tensor(column([cells.cell_id for cells in chosen], NONE, ())),
         panel=_tensor(panel),
         measured_genes=_tensor(measured),
+        smoothed=_tensor(column(known, 0, (width,))) if known else None,
     )
 
 

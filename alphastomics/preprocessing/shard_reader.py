@@ -1,20 +1,28 @@
 """Shards back into cells: row groups of Parquet enter, checked tables of numbers leave."""
 
 import io
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
-from alphastomics.preprocessing.schema import METADATA_FILE, SCALING_FILE, Metadata, ShardRecord
+from alphastomics.preprocessing.schema import (
+    METADATA_FILE,
+    SCALING_FILE,
+    Metadata,
+    ShardRecord,
+    shard_schema,
+)
 
 Rows = slice | np.ndarray
 DAMAGED = "the shard was altered or cut short: copy it again, or preprocess again"
@@ -25,10 +33,11 @@ class CellTable:
     """Cells in memory; expression is dense, or CSR until a batch is made of it."""
 
     expression: Float32[np.ndarray, "N G"] | csr_array
-    position: Float32[np.ndarray, "N 3"]
+    position: Float64[np.ndarray, "N 3"]
     cell_type: Int32[np.ndarray, " N"]
     slice_id: Int32[np.ndarray, " N"]
     cell_id: Int64[np.ndarray, " N"]
+    smoothed: Float32[np.ndarray, "N F"] | None = None
 
     def __len__(self) -> int:
         """Count the cells."""
@@ -46,6 +55,7 @@ class CellTable:
             self.cell_type[rows],
             self.slice_id[rows],
             self.cell_id[rows],
+            None if self.smoothed is None else self.smoothed[rows],
         )
 
 
@@ -112,8 +122,21 @@ class ShardReader:
         if not (self.metadata.storage == "sparse" and self.metadata.normalization.scale):
             return None
         content = self.folder.read_bytes(SCALING_FILE)
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return absent(arrays["mean"], arrays["std"])
+        where = self.folder.name_of(SCALING_FILE)
+        if sha256(content).hexdigest() != self.metadata.scaling_sha256:
+            raise InputError(
+                f"{where}: its checksum (sha256) is not that of {METADATA_FILE}: it was altered or "
+                "cut short; copy it again, or preprocess again"
+            )
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                mean, std = arrays["mean"], arrays["std"]
+        except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(f"{where}: cannot be read: it is damaged; preprocess again") from error
+        shape = (len(self.metadata.slices), self.metadata.num_genes)
+        if not mean.shape == std.shape == shape or {mean.dtype.kind, std.dtype.kind} != {"f"}:
+            raise InputError(f"{where}: does not hold {shape[0]} slices x {shape[1]} genes")
+        return absent(mean, std)
 
     @cached_property
     def measured_genes(self) -> Bool[np.ndarray, "P G"]:
@@ -143,7 +166,7 @@ class ShardReader:
         return found[piece.start : piece.stop]
 
     def _damaged(self, record: ShardRecord, error: Exception) -> InputError:
-        said = " ".join(str(error).split())[:150]
+        said = quoted(error, 150)
         return InputError(f"{self.folder.name_of(record.file)}: cannot be read ({said}): {DAMAGED}")
 
     def _read_columns(self, piece: Piece, columns: list[str]) -> pa.Table:
@@ -160,7 +183,9 @@ class ShardReader:
                 self._footers[piece.shard] = file.metadata
                 return file.read_row_group(piece.group, columns, use_threads=False)
         except (pa.ArrowException, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
-            raise self._damaged(record, error) from error
+            raise self._damaged(record, error) from (
+                error if self.folder.local is not None else None
+            )
 
     def dense(self, table: CellTable) -> Float32[np.ndarray, "N G"]:
         """Return the expression of some cells as vectors."""
@@ -205,6 +230,7 @@ class ShardReader:
         rows, genes = len(batch), self.metadata.num_genes
         if rows != record.row_groups[piece.group]:
             raise KeyError(f"row group {piece.group} has {rows} rows")
+        self._check_columns(batch)
         expression: np.ndarray | csr_array
         if self.metadata.storage == "dense":
             values = batch["expression"].flatten().to_numpy()
@@ -213,7 +239,7 @@ class ShardReader:
             expression = values.reshape(rows, genes)
         else:
             expression = self._sparse(batch, rows, genes)
-        places = batch["position"].flatten().to_numpy()
+        places = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
         if len(places) != rows * 3:
             raise KeyError("position does not hold 3 numbers per cell")
         missing = np.full(rows, -1, dtype=np.int32)
@@ -230,11 +256,37 @@ class ShardReader:
         )
         return whole if len(piece) == rows else whole.take(slice(piece.start, piece.stop))
 
+    def _check_columns(self, batch: pa.RecordBatch) -> None:
+        """Refuse columns of another type, with missing values, or with vectors of other lengths."""
+        with_type = self.metadata.cell_types is not None
+        schema = shard_schema(self.metadata.storage, with_cell_type=with_type)
+        lengths = {"expression": self.metadata.num_genes, "position": 3}
+        for name in batch.schema.names:
+            column, wanted = batch[name], schema.field(name).type
+            is_list = pa.types.is_list(wanted)
+            same = pa.types.is_list(column.type) if is_list else column.type == wanted
+            if same and is_list:
+                # Version 0.1 wrote positions as float32.
+                older = {pa.float32()} if name == "position" else set()
+                same = column.type.value_type in {wanted.value_type, *older}
+            if not same:
+                raise KeyError(f"{name} is of type {column.type}, not {wanted}")
+            flat = column.flatten() if is_list else column
+            if column.null_count or flat.null_count:
+                raise KeyError(f"{name} has missing values")
+            if name in lengths and (np.diff(column.offsets.to_numpy()) != lengths[name]).any():
+                raise KeyError(f"{name} does not hold {lengths[name]} numbers per cell")
+        numbers = batch["slice_id"].to_numpy()
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.metadata.slices):
+            raise KeyError("slice_id has numbers that are no slice's")
+
     def _sparse(self, batch: pa.RecordBatch, rows: int, genes: int) -> csr_array:
         index = batch["gene_index"]
         indices, offsets = index.flatten().to_numpy(), index.offsets.to_numpy()
         if len(indices) and not (indices.min() >= 0 and indices.max() < genes):
             raise KeyError("gene_index lies outside the gene list")
+        if not index.offsets.equals(batch["gene_value"].offsets):
+            raise KeyError("gene_index and gene_value differ in number")
         values = batch["gene_value"].flatten().to_numpy()
         return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
 
@@ -258,7 +310,7 @@ def empty_table(cells: int, genes: int) -> CellTable:
     """Return room for dense cells."""
     return CellTable(
         np.empty((cells, genes), dtype=np.float32),
-        np.empty((cells, 3), dtype=np.float32),
+        np.empty((cells, 3), dtype=np.float64),
         np.empty(cells, dtype=np.int32),
         np.empty(cells, dtype=np.int32),
         np.empty(cells, dtype=np.int64),

@@ -4,6 +4,7 @@ First each part is sorted by the bucket that its cells go to; then each shard ga
 from all parts, one at a time, permutes each and writes it. Memory holds a part or a bucket.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, quoted
 from alphastomics.files import replacing, sha256_of
 from alphastomics.preprocessing.datasets import Part
 from alphastomics.preprocessing.normalize import (
@@ -41,8 +42,8 @@ from alphastomics.preprocessing.plan import (
     make_plan,
     order_in_bucket,
 )
-from alphastomics.preprocessing.resume import load, write_receipt
-from alphastomics.preprocessing.schema import SPLITS, shard_name, shard_schema
+from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
+from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name, shard_schema
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
 LONGEST_ROW_GROUP = 8192
@@ -78,9 +79,10 @@ class ShardTask:
 
     split: int
     shard: int
-    data_folder: Path
+    staged_folder: Path
     folder: Path
-    num_parts: int
+    holders: dict[int, tuple[int, ...]]
+    """Which sorted parts hold cells of each bucket of the shard."""
     num_genes: int
     plan: PlanRequest
     storage: str
@@ -99,9 +101,9 @@ def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int
 def sort_part(task: SortTask) -> dict[str, Any]:
     """Standardise a part and sort it by bucket, unless that is done; return its receipt."""
     done = task.target.with_suffix(".json")
-    receipt = load(done)
-    if receipt is not None and task.target.exists():
-        return dict(receipt)
+    receipt = load_receipt(done)
+    if receipt is not None and is_file_of(task.target, receipt["sha256"]):
+        return receipt
     cells = _renumbered(task, _standardized(task, _read(task.part, task.num_genes)))
     plan = plan_of(task.plan)
     bucket = np.concatenate(
@@ -114,7 +116,12 @@ def sort_part(task: SortTask) -> dict[str, Any]:
     pieces = zip(numbers.tolist(), starts.tolist(), stops, strict=True)
     batches = {number: batch.slice(start, stop - start) for number, start, stop in pieces}
     write_part(task.target, batches)
-    receipt = {"training_positions": _position_moments(cells, plan.split[bucket] == TRAIN)}
+    moments = _position_moments(cells, plan.split[bucket] == TRAIN)
+    receipt = {
+        "training_positions": moments,
+        "sha256": sha256_of(task.target),
+        "buckets": list(batches),
+    }
     write_receipt(done, receipt)
     return receipt
 
@@ -122,12 +129,26 @@ def sort_part(task: SortTask) -> dict[str, Any]:
 def _read(part: Part, num_genes: int) -> Cells:
     """Read one of stage 1's parts, and make sure that it is what stage 1 wrote."""
     content = part.path.read_bytes()
-    if sha256_of(part.path) != part.sha256:
+    if hashlib.sha256(content).hexdigest() != part.sha256:
         raise InputError(
             f"{part.path}: is not what stage1 wrote (sha256 differs): run stage1 again with "
             "--overwrite"
         )
-    return read_part(content, num_genes)
+    try:
+        cells = read_part(content, num_genes)
+        expected = np.concatenate(
+            [np.arange(first, first + size) for _, first, size in part.runs], dtype=np.int64
+        )
+        types = cells.cell_type
+        if not np.array_equal(cells.cell_id, expected):
+            raise ValueError("its cells are not those that dataset.json lists")
+        if not -1 <= types.min() <= types.max() < len(part.cell_type_numbers):
+            raise ValueError("it has cell types that are not listed")
+    except (ValueError, pa.ArrowException, OSError, LookupError) as error:
+        raise InputError(
+            f"{part.path}: is damaged ({quoted(error, 150)}): run stage1 again with --overwrite"
+        ) from error
+    return cells
 
 
 def _standardized(task: SortTask, cells: Cells) -> Cells:
@@ -153,7 +174,7 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
     numbers = np.array([number for number, _, _ in task.part.runs])
     first_cells = np.array(task.first_cells)[numbers]
     types = np.array([*task.part.cell_type_numbers, -1], dtype=np.int32)
-    heights = np.array([task.heights[number] for number in numbers], dtype=np.float32)  # None: nan
+    heights = np.array([task.heights[number] for number in numbers], dtype=np.float64)  # None: nan
     z = np.repeat(heights, sizes)
     position = np.array(cells.position)
     position[:, 2] = np.where(np.isnan(z), position[:, 2], z)
@@ -187,14 +208,19 @@ def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
-    """Write one shard, unless that is done; return its record for metadata.json."""
+    """Write one shard, unless that is done; return its record for metadata.json.
+
+    It waits in `staged_folder` until all are complete: then they replace older ones together.
+    """
     plan = plan_of(task.plan)
     name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
-    path = task.data_folder / name
+    path = task.staged_folder / name
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
-    receipt = load(done)
-    if receipt is not None and path.exists() and sha256_of(path) == receipt["sha256"]:
-        return dict(receipt)
+    receipt = load_receipt(done)
+    if receipt is not None:
+        places = (path, task.staged_folder.parent / name)
+        if any(is_file_of(place, receipt["sha256"]) for place in places):
+            return receipt
     groups: list[int] = []
     with naming(path), replacing(path) as partial, _writer(partial, task) as writer:
         for bucket in plan.buckets_of(task.split, task.shard):
@@ -204,7 +230,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                 writer.write_table(_table(task, cells.take(rows)))
                 groups.append(len(rows))
     receipt = {
-        "file": f"{task.data_folder.name}/{name}",
+        "file": f"{DATA_FOLDER}/{name}",
         "cells": sum(groups),
         "bytes": path.stat().st_size,
         "sha256": sha256_of(path),
@@ -232,7 +258,7 @@ def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
 
 def _gathered(task: ShardTask, plan: Plan, bucket: int) -> Cells:
     """Collect a bucket's cells from all parts and bring them into their final order."""
-    paths = (task.folder / f"sorted-{number:06d}.arrow" for number in range(task.num_parts))
+    paths = (task.folder / f"sorted-{number:06d}.arrow" for number in task.holders[bucket])
     found = (read_bucket(path, bucket, task.num_genes) for path in paths)
     cells = joined([table for table in found if table is not None])
     by_id = np.argsort(cells.cell_id, kind="stable")

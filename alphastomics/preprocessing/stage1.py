@@ -15,13 +15,14 @@ import numpy as np
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.files import make_folder, sha256_of
+from alphastomics.files import make_folder, sha256_of, write_text
 from alphastomics.preprocessing import genes as gene_names
-from alphastomics.preprocessing import resume
+from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
 from alphastomics.preprocessing.guard import guarded_survey
 from alphastomics.preprocessing.normalize import Moments, merged, standard_deviation
 from alphastomics.preprocessing.parts import read_arrays, write_arrays
+from alphastomics.preprocessing.schema import DATASET_FILE, SHUFFLE_FOLDER, STATISTICS_FILE
 from alphastomics.preprocessing.survey import (
     Survey,
     SurveyTask,
@@ -37,14 +38,14 @@ from alphastomics.progress import track
 
 logger = logging.getLogger(__name__)
 
-DATASET_FILE = "dataset.json"
-STATISTICS_FILE = "statistics.npz"
+WORK_FOLDER = ".stage1-work"
 # Settings on which the bytes depend; the number of workers is not one of them.
 FLAGS = (
     "scale",
     "log_normalize",
     "position_key",
     "position_is_3d",
+    "common_frame",
     "z_spacing",
     "cell_type_key",
     "max_cells_per_file",
@@ -79,37 +80,77 @@ def run(
     *,
     overwrite: bool,
 ) -> dict[str, Any]:
-    """Bring a folder to the state that was asked for; return what dataset.json says."""
-    finished = resume.load(folder / DATASET_FILE)
-    begun = finished["request"] if finished else resume.load(folder / resume.REQUEST_FILE)
-    if begun is not None and not overwrite:
+    """Bring a folder to the state that was asked for; return what dataset.json says.
+
+    The parts are made in a work folder inside; what was there before stays until they are complete.
+    """
+    work = folder / WORK_FOLDER
+    owned.require_outside(find_inputs(input_dir).values(), work)
+    finished = None if overwrite else _finished(folder)
+    if finished is not None and checked(finished, folder, request):
+        resume.remove_work(work)
+        return dict(finished)
+    begun = resume.load_receipt(work / resume.REQUEST_FILE)
+    if begun is not None and finished is None and not overwrite:
         resume.require_same(begun, request, folder)
-        if finished and _is_whole(folder, finished):
-            _clear(folder)
-            return dict(finished)
-    elif begun is None and not overwrite and resume.holds_files(folder):
-        raise InputError(
-            f"{folder}: holds files that stage1 did not write: choose another --output_dir, or "
-            "give --overwrite to remove them"
-        )
+    old = owned.dataset_files(folder)
+    if begun is None and old is None:
+        _require_no_foreign_files(folder)
     surveys, genes = _look(options, input_dir, gene_list_file, crew)
     make_folder(folder)
-    if overwrite:
-        for path in folder.iterdir():  # not the folder itself: it is what the lock is on
-            resume.remove(path)
     resume.remove_partial_files(folder)
-    with resume.undone_on_bad_input(folder, empty=folder):
-        resume.write_receipt(folder / resume.REQUEST_FILE, request)
-        dataset = _act(options, request, surveys, genes, folder, crew)
-    _clear(folder)
+    old = [*(old or ()), *owned.replaced(work), *owned.moved_in(work, folder, "part-*.json")]
+    if begun != request:
+        resume.remove_work(work)
+    make_folder(work)
+    with resume.undone_on_bad_input(work, empty=[folder]):
+        resume.write_receipt(work / resume.REQUEST_FILE, request)
+        owned.remember_replaced(work, old)
+        dataset = _act(options, request, surveys, genes, work, crew)
+    _put_in_place(folder, work, dataset)
     return dataset
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """Read what a finished folder says of itself; None where it says nothing."""
+    found = resume.load(folder / DATASET_FILE)
+    if (folder / DATASET_FILE).exists() and not isinstance(found, dict):
+        raise InputError(
+            f"{folder / DATASET_FILE}: is damaged: give --overwrite to start again, or another "
+            "--output_dir"
+        )
+    return found
+
+
+def checked(finished: dict[str, Any], folder: Path, request: dict[str, Any]) -> bool:
+    """Refuse a finished dataset of another request; tell whether one of this request is whole."""
+    resume.require_same(finished.get("request"), request, folder)
+    return resume.checksum_holds(finished) and _is_whole(folder, finished)
+
+
+def _require_no_foreign_files(folder: Path) -> None:
+    """Refuse a folder in which somebody else keeps files; our own subfolders do not count."""
+    names = {WORK_FOLDER, SHUFFLE_FOLDER}
+    foreign = resume.first_file(folder, names)
+    if foreign is not None:
+        raise owned.not_ours(foreign)
+
+
+def _put_in_place(folder: Path, work: Path, dataset: dict[str, Any]) -> None:
+    """Move the complete parts to where dataset.json says they are, and clear the work folder."""
+    names = [*(part["file"] for part in dataset["parts"]), STATISTICS_FILE]
+    staged = {work / name: folder / name for name in names}
+    old = [folder / name for name in owned.replaced(work) if name != DATASET_FILE]
+    owned.put_in_place(folder / DATASET_FILE, staged, old)
+    write_text(folder / DATASET_FILE, resume.dump(dataset))
+    resume.remove_work(work)
 
 
 def _is_whole(folder: Path, dataset: dict[str, Any]) -> bool:
     """Tell whether the parts are still as they were written."""
     paths = {folder / part["file"]: part["sha256"] for part in dataset["parts"]}
     paths[folder / STATISTICS_FILE] = dataset["statistics_sha256"]
-    return all(path.exists() and sha256_of(path) == digest for path, digest in paths.items())
+    return all(resume.is_file_of(path, digest) for path, digest in paths.items())
 
 
 def _look(
@@ -178,26 +219,16 @@ def _act(
     request: dict[str, Any],
     surveys: list[Survey],
     genes: list[str],
-    folder: Path,
+    work: Path,
     crew: Crew,
 ) -> dict[str, Any]:
-    """Write all parts, and then dataset.json."""
-    transposes, tasks = chunk_tasks(surveys, genes, options, folder.resolve())
+    """Write all parts, and describe them."""
+    transposes, tasks = chunk_tasks(surveys, genes, options, work.resolve())
     crew.run(transpose, transposes, lambda _: None)
     with track("stage 1", sum(survey.cells for survey in surveys), "cells") as advance:
         receipts = crew.run(write_chunk, tasks, lambda task: advance(task.stop - task.start))
     say_what_was_noted(tasks, receipts)
-    dataset = dataset_of(request, genes, surveys, tasks, receipts)
-    resume.write_receipt(folder / DATASET_FILE, dataset)
-    return dataset
-
-
-def _clear(folder: Path) -> None:
-    """Remove what only the work itself needed."""
-    for pattern in ("*.rows", "*.rows.json", "part-*.npz", "part-*.json", resume.REQUEST_FILE):
-        for path in folder.glob(pattern):
-            path.unlink()
-    resume.remove_partial_files(folder)
+    return resume.with_checksum(dataset_of(request, genes, surveys, tasks, receipts))
 
 
 def chunk_tasks(
@@ -245,7 +276,7 @@ def statistics(
     zero = Moments(0, np.zeros(num_genes), np.zeros(num_genes))
     joined = [zero] * num_slices
     for receipt in receipts:
-        arrays = read_arrays((folder / receipt["file"]).with_suffix(".npz"))
+        arrays = read_arrays(folder / receipt["moments_file"])
         for place, (number, _, _) in enumerate(receipt["runs"]):
             count = int(arrays["count"][place])
             moments = Moments(count, arrays["mean"][place], arrays["squares"][place])
@@ -286,12 +317,13 @@ def slice_records(
     names = iter(unique_slice_names(surveys))
     records: list[dict[str, Any]] = []
     for survey in surveys:
-        for size in survey.chunk_counts.sum(axis=0).tolist():
+        sizes = survey.chunk_counts.sum(axis=0).tolist()
+        for size, sample in zip(sizes, survey.samples, strict=True):
             made_up = None if flags["position_is_3d"] else len(records) * flags["z_spacing"]
             panel = panels.index(missing_of[survey.name])
             records.append(
                 {"name": next(names), "file": survey.name, "cells": size, "panel": panel}
-                | {"z": made_up}
+                | {"z": made_up, "sample": sample}
             )
     return records, [list(panel) for panel in panels]
 

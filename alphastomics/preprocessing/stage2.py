@@ -15,10 +15,10 @@ from jaxtyping import Float64
 
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
-from alphastomics.errors import InputError
-from alphastomics.files import make_folder, replacing, sha256_of
-from alphastomics.preprocessing import resume
+from alphastomics.files import make_folder, replacing, sha256_of, write_text
+from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge, scaling_of
+from alphastomics.preprocessing.frames import frame_notes, slice_extents
 from alphastomics.preprocessing.normalize import Moments, absent, merged
 from alphastomics.preprocessing.parts import naming, rows_that_fit, write_arrays
 from alphastomics.preprocessing.plan import Plan, PlanRequest
@@ -29,11 +29,14 @@ from alphastomics.preprocessing.schema import (
     INTERMEDIATE_FOLDER,
     METADATA_FILE,
     SCALING_FILE,
+    SHUFFLE_FOLDER,
     SPLITS,
+    STAGED_FOLDER,
     TARGET_SUM,
     Metadata,
     Normalization,
     PositionStatistics,
+    shard_name,
 )
 from alphastomics.preprocessing.shards import (
     ShardTask,
@@ -49,7 +52,6 @@ from alphastomics.progress import track
 
 logger = logging.getLogger(__name__)
 
-SHUFFLE_FOLDER = "shuffle"
 RATIO_ROUNDING = 1e-9  # 1 - 0.7 - 0.3 is not exactly 0 in binary
 BYTES_PER_CELL = 64  # position, numbers and name of a cell, about
 # Settings on which the bytes depend; the number of workers is not one of them.
@@ -78,36 +80,89 @@ def run(
     *,
     overwrite: bool,
 ) -> Metadata:
-    """Bring an output folder to the state that was asked for; return its metadata."""
+    """Bring an output folder to the state that was asked for; return its metadata.
+
+    The shards are made in work folders inside; what was there before stays until all are complete.
+    """
     datasets = merge(input_dirs)
     request = request_of(options, seed)
-    whole_request = {"inputs": dict(zip(datasets.names, datasets.digests, strict=False)), **request}
+    whole_request = {"inputs": inputs_of(datasets), **request}
     shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
-    results = [output_dir / name for name in (METADATA_FILE, SCALING_FILE, DATA_FOLDER)]
-    begun = resume.load(shuffle / resume.REQUEST_FILE)
-    if overwrite:
-        for path in (*results, shuffle):
-            resume.remove(path)
-    elif begun is not None:
+    staged = output_dir / DATA_FOLDER / STAGED_FOLDER
+    owned.require_outside(datasets.folders, shuffle, staged)
+    begun = resume.load_receipt(shuffle / resume.REQUEST_FILE)
+    is_finished = (output_dir / METADATA_FILE).is_file()
+    if begun is not None and not is_finished and not overwrite:
         resume.require_same(begun, whole_request, output_dir)
-    elif (output_dir / DATA_FOLDER).exists() and not (output_dir / METADATA_FILE).exists():
-        raise InputError(
-            f"{output_dir / DATA_FOLDER}: was not written by this command: choose another "
-            "--output_dir, or give --overwrite to remove it"
-        )
+    require_ours(output_dir)
+    old = _old_files(output_dir, shuffle)
+    if begun != whole_request:
+        resume.remove_work(shuffle)
+        resume.remove_work(staged)
     make_folder(shuffle)
-    resume.remove_partial_files(output_dir, output_dir / DATA_FOLDER, shuffle)
-    with resume.undone_on_bad_input(shuffle, *results, empty=shuffle.parent):
+    resume.remove_partial_files(output_dir, output_dir / DATA_FOLDER, shuffle, staged)
+    with resume.undone_on_bad_input(
+        shuffle, staged, empty=[shuffle.parent, output_dir / DATA_FOLDER]
+    ):
         resume.write_receipt(shuffle / resume.REQUEST_FILE, whole_request)
-        metadata = _act(options, datasets, output_dir, request, crew)
-    clear(output_dir)
+        owned.remember_replaced(shuffle, old)
+        metadata, scaling = _act(options, datasets, output_dir, request, crew)
+    _put_in_place(output_dir, metadata, scaling)
     return metadata
+
+
+def inputs_of(datasets: Merged) -> dict[str, str]:
+    """Name what goes in by its place and its content: names of folders repeat, and order counts."""
+    pairs = enumerate(zip(datasets.names, datasets.digests, strict=True))
+    return {f"{number}: {name}": digest for number, (name, digest) in pairs}
+
+
+def require_ours(output_dir: Path) -> None:
+    """Refuse a folder in which somebody else keeps files where ours would be."""
+    shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
+    begun = resume.load_receipt(shuffle / resume.REQUEST_FILE) is not None
+    if begun or owned.processed_files(output_dir) is not None:
+        return
+    foreign = [
+        *(output_dir / name for name in (METADATA_FILE, SCALING_FILE)),
+        resume.first_file(output_dir / DATA_FOLDER, {STAGED_FOLDER}),
+        resume.first_file(shuffle),
+    ]
+    for path in foreign:
+        if path is not None and path.exists():
+            raise owned.not_ours(path)
+
+
+def _old_files(output_dir: Path, shuffle: Path) -> list[str]:
+    """List the files of ours that the new ones will replace."""
+    old = owned.processed_files(output_dir) or []
+    moved = owned.moved_in(shuffle, output_dir, "shard-*.json")
+    return [*old, *owned.replaced(shuffle), *moved]
+
+
+def _put_in_place(output_dir: Path, metadata: Metadata, scaling: dict[str, np.ndarray]) -> None:
+    """Move the complete shards to where metadata.json says they are, and write that last."""
+    shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
+    shards = [Path(shard.file) for split in metadata.splits.values() for shard in split.shards]
+    staged = {
+        output_dir / DATA_FOLDER / STAGED_FOLDER / file.name: output_dir / file for file in shards
+    }
+    old = [output_dir / name for name in owned.replaced(shuffle) if name != METADATA_FILE]
+    owned.put_in_place(output_dir / METADATA_FILE, staged, old)
+    if scaling:
+        write_arrays(output_dir / SCALING_FILE, scaling)
+        digest = sha256_of(output_dir / SCALING_FILE)
+        metadata = metadata.model_copy(update={"scaling_sha256": digest})
+    record = resume.with_checksum(metadata.model_dump(exclude={resume.CHECKSUM_KEY}))
+    write_text(output_dir / METADATA_FILE, resume.dump(record))
+    clear(output_dir)
 
 
 def clear(output_dir: Path) -> None:
     """Remove what only the work itself needed."""
     middle = output_dir / INTERMEDIATE_FOLDER
-    resume.remove(middle / SHUFFLE_FOLDER)
+    resume.remove_work(middle / SHUFFLE_FOLDER)
+    resume.remove_work(output_dir / DATA_FOLDER / STAGED_FOLDER)
     if middle.is_dir() and not any(middle.iterdir()):
         middle.rmdir()
 
@@ -118,13 +173,15 @@ def _act(
     output_dir: Path,
     request: dict[str, Any],
     crew: Crew,
-) -> Metadata:
-    """Sort the parts, write the shards, and then metadata.json."""
+) -> tuple[Metadata, dict[str, np.ndarray]]:
+    """Sort the parts and write the shards; return what metadata.json says, and the scaling."""
     shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
-    make_folder(output_dir / DATA_FOLDER)
-    _write_scaling(datasets, output_dir, shuffle)
+    staged = output_dir / DATA_FOLDER / STAGED_FOLDER
+    make_folder(staged)
+    scaling = _write_scaling(datasets, shuffle)
     asked = plan_request(options, datasets, request["seed"])
     plan = plan_of(asked)
+    _require_free_names(output_dir, shuffle, plan)
     total = sum(datasets.slice_sizes)
     with track("stage 2, sort", total, "cells") as advance:
         sorted_parts = crew.run(
@@ -132,16 +189,26 @@ def _act(
             sort_tasks(datasets, asked, shuffle),
             lambda task: advance(task.part.cells),
         )
-    tasks = shard_tasks(options, datasets, asked, (output_dir / DATA_FOLDER).resolve(), shuffle)
+    holders = holders_of(sorted_parts)
+    tasks = shard_tasks(options, datasets, asked, staged.resolve(), shuffle, holders)
     with track("stage 2, write", len(tasks), "shards") as advance:
         shards = crew.run(write_shard, tasks, lambda _: advance(1))
     moments = [found for part in sorted_parts for found in part["training_positions"]]
     metadata = metadata_of(options, datasets, plan, shards, moments, request)
-    if datasets.scale:
-        digest = sha256_of(output_dir / SCALING_FILE)
-        metadata = metadata.model_copy(update={"scaling_sha256": digest})
-    resume.write_receipt(output_dir / METADATA_FILE, metadata.model_dump())
-    return metadata
+    for note in frame_notes(metadata, slice_extents(moments)):
+        logger.warning("%s", note)
+    return metadata, scaling
+
+
+def _require_free_names(output_dir: Path, shuffle: Path, plan: Plan) -> None:
+    """Refuse to write a shard over a file that no record of ours lists."""
+    ours = {*owned.replaced(shuffle), *owned.moved_in(shuffle, output_dir, "shard-*.json")}
+    for split, name in enumerate(SPLITS):
+        total = plan.num_shards(split)
+        for number in range(total):
+            file = f"{DATA_FOLDER}/{shard_name(name, number, total)}"
+            if file not in ours and (output_dir / file).exists():
+                raise owned.not_ours(output_dir / file)
 
 
 def entries_per_cell(datasets: Merged) -> float:
@@ -188,8 +255,22 @@ def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[Sort
     ]
 
 
+def holders_of(sorted_parts: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Return the sorted parts that hold cells of each bucket: in layout `slice` these are few."""
+    holders: dict[int, list[int]] = {}
+    for number, part in enumerate(sorted_parts):
+        for bucket in part["buckets"]:
+            holders.setdefault(bucket, []).append(number)
+    return holders
+
+
 def shard_tasks(
-    options: PreprocessingConfig, datasets: Merged, asked: PlanRequest, data: Path, shuffle: Path
+    options: PreprocessingConfig,
+    datasets: Merged,
+    asked: PlanRequest,
+    staged: Path,
+    shuffle: Path,
+    holders: dict[int, list[int]],
 ) -> list[ShardTask]:
     """List the shards to be written."""
     plan = plan_of(asked)
@@ -198,9 +279,9 @@ def shard_tasks(
         ShardTask(
             split=split,
             shard=shard,
-            data_folder=data,
+            staged_folder=staged,
             folder=shuffle,
-            num_parts=len(datasets.parts),
+            holders={bucket: tuple(holders[bucket]) for bucket in plan.buckets_of(split, shard)},
             num_genes=len(datasets.genes),
             plan=asked,
             storage=options.storage,
@@ -213,12 +294,11 @@ def shard_tasks(
     ]
 
 
-def _write_scaling(datasets: Merged, output_dir: Path, shuffle: Path) -> None:
-    """Write each slice's mean and deviation: for users, and in pieces that tasks can map."""
+def _write_scaling(datasets: Merged, shuffle: Path) -> dict[str, np.ndarray]:
+    """Write each slice's mean and deviation in pieces that tasks can map; return both."""
     if not datasets.scale:
-        return
+        return {}
     scaling = scaling_of(datasets)
-    write_arrays(output_dir / SCALING_FILE, scaling)
     arrays: dict[str, np.ndarray] = {
         "scaling.mean.npy": scaling["mean"],
         "scaling.std.npy": scaling["std"],
@@ -229,6 +309,7 @@ def _write_scaling(datasets: Merged, output_dir: Path, shuffle: Path) -> None:
         np.save(buffer, array, allow_pickle=False)
         with naming(shuffle / name), replacing(shuffle / name) as partial:
             partial.write_bytes(buffer.getbuffer())
+    return scaling
 
 
 def position_statistics(found: list[dict[str, Any]]) -> PositionStatistics | None:
@@ -296,6 +377,7 @@ def metadata_of(
         "layout": options.layout,
         "storage": options.storage,
         "split_by": options.split_by,
+        "common_frame": datasets.common_frame,
         "normalization": Normalization(
             log_normalize=datasets.log_normalize,
             target_sum=TARGET_SUM if datasets.log_normalize else None,

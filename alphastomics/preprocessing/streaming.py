@@ -42,9 +42,8 @@ class Draw:
     rank: int
     world_size: int
 
-    def count_units(self, reader: ShardReader) -> int:
+    def count_units(self, cells: dict[int, int]) -> int:
         """Count what is shared out among the ranks: cells for random sets, else whole sets."""
-        cells = cells_per_slice(reader)
         if self.kind == "random":
             return sum(cells.values())
         return sum(order.sets_of_slice(size, self.set_size) for size in cells.values())
@@ -72,12 +71,21 @@ class RandomStream:
     def __init__(self, reader: ShardReader, draw: Draw) -> None:
         self.reader, self.draw = reader, draw
 
+    @property
+    def num_cells(self) -> int:
+        """Count the cells of the split, over all ranks."""
+        return self.reader.metadata.splits[self.reader.split].cells
+
+    def count_units(self) -> int:
+        """Count what is shared out among the ranks."""
+        return self.draw.count_units(cells_per_slice(self.reader))
+
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
     ) -> Iterator[Callable[[], Window]]:
         """Yield how to load each window of this rank, from the one with `first_set` on."""
         draw = self.draw
-        start, stop = order.share_of(draw.count_units(self.reader), draw.rank, draw.world_size)
+        start, stop = order.share_of(self.count_units(), draw.rank, draw.world_size)
         pieces = order.shuffled_pieces(self.reader.pieces, draw.seed, epoch)
         windows = order.random_windows(order.cut(pieces, start, stop), draw.window_rows)
         loader = WindowLoader(self.reader, pool)
@@ -169,13 +177,22 @@ class SliceStream:
                 "'shuffled': preprocess again with --layout slice, or load without --streaming"
             )
 
+    @property
+    def num_cells(self) -> int:
+        """Count the cells of the split, over all ranks."""
+        return self.reader.metadata.splits[self.reader.split].cells
+
+    def count_units(self) -> int:
+        """Count what is shared out among the ranks."""
+        return self.draw.count_units(cells_per_slice(self.reader))
+
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
     ) -> Iterator[Callable[[], Window]]:
         """Yield how to load each window of this rank, from the one with `first_set` on."""
         draw = self.draw
         cells = cells_per_slice(self.reader)
-        start, stop = order.share_of(draw.count_units(self.reader), draw.rank, draw.world_size)
+        start, stop = order.share_of(self.count_units(), draw.rank, draw.world_size)
         start += first_set
         before = 0
         windows = order.slice_windows(cells, draw.set_size, draw.window_rows, draw.seed, epoch)

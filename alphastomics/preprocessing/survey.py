@@ -4,7 +4,9 @@ All that can be checked without reading X is checked here, before anything is wr
 """
 
 import hashlib
+import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,14 @@ from alphastomics.preprocessing.anndata_file import (
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.parts import rows_that_fit
 
+logger = logging.getLogger(__name__)
+
 SLICE_KEY = "slice_id"
+# Columns of obs that name the animal or sample that a slice is of, most telling first.
+SAMPLE_KEYS = (
+    *("animal_id", "animal", "donor_id", "donor", "subject_id", "subject", "mouse_id", "mouse"),
+    *("patient_id", "patient", "individual", "embryo", "sample_id", "sample"),
+)
 BYTES_PER_ENTRY = 12  # a stored value while it is worked on: value, index, and a copy of one
 OBS_ROWS = 1_000_000  # rows of obs that are read at a time: a few bytes each
 
@@ -68,6 +77,8 @@ class Survey:
     slices: tuple[str, ...]
     chunk_counts: Int64[np.ndarray, "C S"]
     cell_types: tuple[str, ...] | None
+    samples: tuple[str | None, ...]
+    """The animal or sample of each slice, where obs names one for all of its cells."""
 
     def chunks(self) -> list[tuple[int, int]]:
         """List the row ranges of the chunks."""
@@ -80,20 +91,37 @@ def find_inputs(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         said = "is not a folder" if folder.exists() else "there is no such folder"
         raise InputError(f"{folder}: {said}: --input_dir must name a folder of .h5ad files")
-    found: dict[str, Path] = {}
-    for suffix in SUFFIXES:
-        for path in folder.rglob(f"*{suffix}"):
-            relative = path.relative_to(folder)
-            # Hidden names are left-overs of other programs; a store's inside is not an input.
-            hidden = any(part.startswith(".") for part in relative.parts)
-            inside = any(parent.suffix == ".zarr" for parent in relative.parents)
-            if not hidden and not inside:
-                found[relative.as_posix()] = path
+    found = {path.relative_to(folder).as_posix(): path for path in _inputs_below(folder)}
     if not found:
         raise InputError(f"{folder}: there is no .h5ad file (nor .zarr) in it: check --input_dir")
     for name in (folder.resolve().name, *found):
         require_text_name(Path(name))
     return dict(sorted(found.items()))
+
+
+def _inputs_below(folder: Path) -> Iterator[Path]:
+    """Yield the inputs in a folder and below, each once, along links to folders too.
+
+    Hidden names are left-overs of other programs; a store's inside is not an input.
+    """
+    linked: list[Path] = []
+    seen: set[Path] = set()
+    waiting = [folder]
+    while waiting or linked:
+        here = waiting.pop() if waiting else linked.pop(0)
+        if here.resolve() in seen:
+            if here.is_symlink():
+                logger.warning("%s: leads to a folder that was read already: left out", here)
+            continue
+        seen.add(here.resolve())
+        for path in sorted(here.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.suffix.lower() in SUFFIXES:
+                yield path
+            elif path.is_dir():
+                # Links come last, so that a folder goes by its own name where it has one here.
+                (linked if path.is_symlink() else waiting).append(path)
 
 
 def size_of(path: Path) -> int:
@@ -121,6 +149,12 @@ def columns_of(path: Path) -> list[str]:
         return sorted(Frame(path, root, "obs").columns)
 
 
+def has_positions(path: Path, key: str) -> bool:
+    """Tell whether obsm has coordinates under a key."""
+    with opened(path) as root:
+        return f"obsm/{key}" in root
+
+
 def is_generated(path: Path) -> bool:
     """Tell whether `alphastomics sample` wrote a file."""
     with opened(path) as root:
@@ -144,6 +178,7 @@ def survey_file(task: SurveyTask) -> Survey:
         chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression), task.total_bytes)
         slices, counts = _slices(task, obs, cells, chunk_rows)
         types = _names_that_occur(obs, task.cell_type_key, cells)
+        samples = _samples(obs, slices, cells)
     return Survey(
         task.path,
         task.name,
@@ -154,7 +189,25 @@ def survey_file(task: SurveyTask) -> Survey:
         slices,
         counts,
         types,
+        samples,
     )
+
+
+def _samples(obs: Frame, slices: tuple[str, ...], cells: int) -> tuple[str | None, ...]:
+    """Name the animal or sample of each slice by the first column that has one for each."""
+    for key in (key for key in SAMPLE_KEYS if key in obs.columns):
+        seen: list[set[str | None]] = [set() for _ in slices]
+        for start in range(0, cells, OBS_ROWS):
+            stop = min(start + OBS_ROWS, cells)
+            codes, labels = obs.labels(key, start, stop)
+            names = [*labels.to_pylist(), None]  # a missing name has code -1
+            several = SLICE_KEY in obs.columns
+            of_slice = slice_codes(obs, slices, start, stop) if several else np.zeros_like(codes)
+            for number, code in np.unique(np.stack([of_slice, codes]), axis=1).T.tolist():
+                seen[number].add(names[code])
+        if all(len(found) == 1 for found in seen):
+            return tuple(found.pop() for found in seen)
+    return (None,) * len(slices)
 
 
 def _bytes_per_row(expression: Expression) -> float:

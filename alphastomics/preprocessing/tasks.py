@@ -22,6 +22,13 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
+class WorkerEnded(MemoryError):
+    """A worker was killed, as the operating system does when memory runs out.
+
+    No InputError, for which unfinished work would be removed: the same command goes on with it.
+    """
+
+
 class Crew:
     """Those who do the work of a command: this process, local processes, or a Dask cluster.
 
@@ -77,7 +84,7 @@ class Crew:
                 results[numbers[future]] = future.result()
                 finished(tasks[numbers[future]])
         except BrokenProcessPool as error:
-            raise RuntimeError(
+            raise WorkerEnded(
                 "a worker process was ended from outside (out of memory?): try fewer --workers or "
                 "a smaller --max_cells_per_file; the same command goes on where this one stopped"
             ) from error

@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import coo_array, csr_array
 
-from alphastomics.files import replacing
+from alphastomics.files import replacing, sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, opened, reading, require_finite
 from alphastomics.preprocessing.parts import WORK_BYTES, naming
-from alphastomics.preprocessing.resume import load, write_receipt
+from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
 from alphastomics.preprocessing.survey import BYTES_PER_ENTRY, Survey
 
+MOST_OPEN_FILES = 128
 SCHEMA = pa.schema({"row": pa.int32(), "column": pa.int32(), "value": pa.float32()})
 
 
@@ -38,22 +39,35 @@ class TransposeTask:
 def transpose(task: TransposeTask) -> None:
     """Write the entries of a CSC file by chunks of rows, unless that is done."""
     done = task.folder / f"{task.prefix}.rows.json"
-    if load(done) is not None:
-        return
     chunks = task.survey.chunks()
+    paths = [task.chunk_path(number) for number in range(len(chunks))]
+    receipt = load_receipt(done)
+    if receipt is not None and all(map(is_file_of, paths, receipt["sha256"])):
+        return
+    # A process may have so many files open at once; the columns are read once for each group.
+    for start in range(0, len(chunks), MOST_OPEN_FILES):
+        group = slice(start, start + MOST_OPEN_FILES)
+        _write_group(task.survey, paths[group], chunks[group])
+    write_receipt(done, {"sha256": [sha256_of(path) for path in paths]})
+
+
+def _write_group(survey: Survey, paths: list[Path], chunks: list[tuple[int, int]]) -> None:
+    """Write the entries of some chunks of rows."""
     with ExitStack() as files:
         writers = []
-        for number in range(len(chunks)):
-            path = task.chunk_path(number)
+        for path in paths:
             files.enter_context(naming(path))
             partial = files.enter_context(replacing(path))
             sink = files.enter_context(pa.OSFile(str(partial), "wb"))
             writers.append(files.enter_context(pa.ipc.new_file(sink, SCHEMA)))
-        _deal_out(task.survey, writers)
-    write_receipt(done, {"chunks": len(chunks)})
+        _deal_out(survey, writers, chunks)
 
 
-def _deal_out(survey: Survey, writers: list[pa.ipc.RecordBatchFileWriter]) -> None:
+def _deal_out(
+    survey: Survey,
+    writers: list[pa.ipc.RecordBatchFileWriter],
+    chunks: list[tuple[int, int]],
+) -> None:
     """Append each block's entries to the file of the rows that they belong to."""
     with opened(survey.path) as root:
         expression = Expression(survey.path, root, survey.cells, len(survey.genes))
@@ -61,7 +75,7 @@ def _deal_out(survey: Survey, writers: list[pa.ipc.RecordBatchFileWriter]) -> No
             block = expression.lines(start, stop, survey.cells)  # columns as lines
             require_finite(survey.path, block, start)
             by_row = block.T.tocsr()
-            for writer, (first, last) in zip(writers, survey.chunks(), strict=True):
+            for writer, (first, last) in zip(writers, chunks, strict=True):
                 piece = by_row[first:last].tocoo()
                 row, column = piece.coords
                 entries = [row.astype(np.int32), (column + start).astype(np.int32), piece.data]

@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from alphastomics.attn_model.model import Prediction
@@ -18,6 +18,7 @@ from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned, best_rotation
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate, modes_of
+from alphastomics.generation.training_cells import training_cells
 from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
 from alphastomics.report.inside import look_inside
 
@@ -62,7 +63,8 @@ def collect(
         if placed.spread is None:
             missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
     if "pos_to_expr" in able:
-        predicted = generate(module, cells, "pos_to_expr", settings, seed).expression
+        known = training_cells(module, genes)
+        predicted = generate(module, cells, "pos_to_expr", settings, seed, known).expression
     if "joint" in able:
         new = make_tissue(module, cells, settings, seed)
     absent = {"placed": placed, "predicted": predicted, "new": new, "path": path}
@@ -130,10 +132,10 @@ def nearest_rows(
 
 
 def brought_onto(
-    points: Float32[np.ndarray, "N D"],
-    likes: Float32[np.ndarray, "N D"],
-    true: Float32[np.ndarray, "N D"],
-) -> Float32[np.ndarray, "N D"]:
+    points: Float[np.ndarray, "N D"],
+    likes: Float[np.ndarray, "N D"],
+    true: Float[np.ndarray, "N D"],
+) -> Float[np.ndarray, "N D"]:
     """Turn points towards the places of their likes; their centre becomes that of the slice."""
     source, target = (torch.from_numpy(part).double() for part in (points, likes))
     source = source - source.mean(0)

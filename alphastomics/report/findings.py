@@ -24,8 +24,8 @@ class Placed:
         Root of the summed variances of the draws; None when there was one draw only.
     """
 
-    position: Float32[np.ndarray, "N 3"]
-    error: Float32[np.ndarray, " N"]
+    position: Float[np.ndarray, "N 3"]
+    error: Float[np.ndarray, " N"]
     spread: Float32[np.ndarray, " N"] | None
 
 
@@ -36,7 +36,7 @@ class NewTissue:
     Where it lies and how it is turned is arbitrary: here it was brought onto the nearest cells.
     """
 
-    position: Float32[np.ndarray, "N 3"]
+    position: Float[np.ndarray, "N 3"]
     expression: Float32[np.ndarray, "N G"]
     nearest: Int64[np.ndarray, " N"]
 
@@ -57,8 +57,8 @@ class Path:
 
     rows: Int64[np.ndarray, " M"]
     time: Float[np.ndarray, " F"]
-    noisy: Float32[np.ndarray, "F M 3"]
-    clean: Float32[np.ndarray, "F M 3"]
+    noisy: Float[np.ndarray, "F M 3"]
+    clean: Float[np.ndarray, "F M 3"]
 
 
 @dataclass(frozen=True)

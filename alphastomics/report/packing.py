@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 
 
 def packed(values: np.ndarray) -> str:
@@ -36,6 +36,6 @@ def codes(values: Int64[np.ndarray, " N"]) -> dict[str, Any]:
     return {"bits": 16, "low": 0, "high": 65535, "data": packed(values.astype(np.uint16))}
 
 
-def places(position: Float32[np.ndarray, "N 3"]) -> dict[str, Any]:
+def places(position: Float[np.ndarray, "N 3"]) -> dict[str, Any]:
     """Pack coordinates axis by axis."""
     return {axis: spanned(position[:, index]) for index, axis in enumerate("xyz")}

@@ -36,6 +36,8 @@ class DataHolder:
         Row of `measured_genes` that holds for the cell.
     measured_genes
         For each panel of this batch, which genes were measured.
+    smoothed
+        Expression averaged over nearest neighbours of the whole slice, where it was worked out.
     diffusion_time
         Once noised: the time of the set, or one for each modality.
     """
@@ -48,6 +50,7 @@ class DataHolder:
     cell_id: Int64[Tensor, "B N"]
     panel: Int64[Tensor, "B N"]
     measured_genes: Bool[Tensor, "P G"]
+    smoothed: Float[Tensor, "B N F"] | None = None
     diffusion_time: Float[Tensor, "B T"] | None = None
 
     @classmethod

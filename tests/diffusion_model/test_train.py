@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig, TrainingConfig
+from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.spread import choose_devices
@@ -18,12 +18,12 @@ from alphastomics.diffusion_model.tracking import wandb_mode
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,
-    few_updates,
     rule_of_thumb,
     train,
 )
 from alphastomics.errors import InputError
 from alphastomics.main import main
+from alphastomics.preprocessing.resume import with_checksum
 from alphastomics.simulate import write_tissue
 from tests.attn_model.alone import run_alone
 from tests.diffusion_model.conftest import logged, tiny_config
@@ -140,7 +140,10 @@ def test_without_validation_cells_the_last_weights_are_exported(processed, tmp_p
     shutil.copytree(processed, copied)
     (copied / metadata["splits"]["validation"]["shards"][0]["file"]).unlink()
     metadata["splits"]["validation"] = {"cells": 0, "shards": []}
-    (copied / "metadata.json").write_text(json.dumps(metadata))
+    for record in metadata["slices"]:
+        record["cells"] -= record["cells_per_split"]["validation"]
+        record["cells_per_split"]["validation"] = 0
+    (copied / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
     summary = train(tiny_config(copied, tmp_path), Request())
     assert summary["best_val_loss"] is None
     assert Path(summary["weights"]).is_file()
@@ -239,9 +242,9 @@ def test_resuming_with_another_network_or_gene_list_is_refused(run, processed, t
         run("resumed", Request(resume="last"), model={"d_model": 32})
     other = tmp_path / "other_genes"
     shutil.copytree(processed, other)
-    text = (other / "metadata.json").read_text()
-    gene = json.loads(text)["genes"][3]
-    (other / "metadata.json").write_text(text.replace(f'"{gene}"', '"Other"'))
+    metadata = json.loads((other / "metadata.json").read_text())
+    metadata["genes"][3] = "Other"
+    (other / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
     with pytest.raises(InputError, match="first difference at gene 4"):
         run("resumed", Request(resume="last"), data={"processed_data_dir": str(other)})
 
@@ -301,14 +304,3 @@ def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
     folder = run("flat", training={"max_epochs": 1}, data={"loading": {"set_draw": set_draw}})
     card = json.loads((folder.path / "export" / "config.json").read_text())
     assert card["flat"] is flat
-
-
-def test_too_few_updates_are_said_with_what_to_change():
-    # 3,490 cells are 4 batches of at most 1024 an epoch: 400 in a hundred epochs.
-    assert "some 400 updates" in few_updates(TrainingConfig(), 3490)
-    assert "--epochs" in few_updates(TrainingConfig(), 3490)
-    assert "--lr 0.001" in few_updates(TrainingConfig(), 3490)
-    assert "--lr" not in few_updates(TrainingConfig(learning_rate=2e-3), 3490)
-    assert few_updates(TrainingConfig(batch_size=512), 3490) is None
-    assert few_updates(TrainingConfig(), 6 * 1024) is None
-    assert few_updates(TrainingConfig(accumulate_grad_batches=2), 6 * 1024) is not None

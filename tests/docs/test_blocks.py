@@ -25,8 +25,6 @@ pytest.importorskip("matplotlib")
 SMALLER = {
     "--cells 5000 --slices 4 --genes 300": "--cells 40 --slices 2 --genes 24",
     "--num_cells 4000": "--num_cells 40",
-    "d_model=128, batch_size=512": "d_model=16, n_heads=2, n_layers=1, batch_size=64",
-    "max_epochs=50": "max_epochs=1",
     "batch_size=1024": "batch_size=64",
     "set_size=256": "set_size=16",
     '"cuda"': '"cpu"',

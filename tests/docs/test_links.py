@@ -5,12 +5,10 @@ import re
 import pytest
 import yaml
 
-from alphastomics.config_file import parse_document, read_document
 from tests.docs.pages import PAGES, ROOT, site_pages, text_of, without_code
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SITE = site_pages.generated_pages()
-PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def slugs(page: str) -> set[str]:
@@ -67,28 +65,6 @@ def test_pages_made_of_the_files_of_the_root_link_within_the_site():
             and not (ROOT / "docs" / link).is_file()
         ]
         assert outside == [], place
-
-
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
-def test_every_preset_is_a_config(path):
-    parse_document(read_document(path), str(path))
-
-
-def test_the_page_of_the_recipe_names_what_the_preset_sets():
-    def keys(document: dict, prefix: str = "") -> set[str]:
-        found = set()
-        for key, value in document.items():
-            name = f"{prefix}{key}"
-            found |= keys(value, f"{name}.") if isinstance(value, dict) else {name}
-        return found
-
-    page = text_of("reconstruction.md")
-    table = page[page.index("| setting |") : page.index("## Fitting it")]
-    named = set(re.findall(r"`([\w.]+)`", table))
-    set_by_preset = keys(read_document(ROOT / "configs" / "reconstruct.yaml"))
-    assert {key.rpartition(".")[2] for key in set_by_preset} <= {
-        name.rpartition(".")[2] for name in named
-    }
 
 
 def test_the_version_is_one():

@@ -15,7 +15,6 @@ from alphastomics.attn_model.model import Model
 from alphastomics.config import LayerConfig, SimulationConfig
 from alphastomics.main import main
 from alphastomics.simulate import write_tissue
-from tests.docs.pages import ROOT
 
 GENES, CELLS = 24, 150
 # What the pages leave at the defaults, which are for a GPU, or for an hour.
@@ -49,19 +48,11 @@ def build(folder: Path) -> None:
 
 
 def write_settings(folder: Path) -> None:
-    """The file that every command reads by itself, and the presets, all made small."""
+    """The file that every command reads by itself, made small."""
     small = {**SMALL, "data": {"loading": SMALL_LOADING}}
     (folder / "config.yaml").write_text(yaml.safe_dump(small))
-    # Of the tutorial, and of the page on several devices.
+    # Of the page on several devices.
     (folder / "small.yaml").write_text(yaml.safe_dump(small))
-    (folder / "configs").mkdir()
-    for path in (ROOT / "configs").glob("*.yaml"):
-        preset = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for section, values in SMALL.items():
-            preset[section] = {**preset.get(section, {}), **values}
-        data = preset.setdefault("data", {})
-        data["loading"] = {**data.get("loading", {}), **SMALL_LOADING}
-        (folder / "configs" / path.name).write_text(yaml.safe_dump(preset))
 
 
 def write_cells(folder: Path) -> None:

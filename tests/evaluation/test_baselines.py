@@ -67,7 +67,7 @@ def test_few_neighbours_are_chosen_for_clean_fields_and_many_for_noise(rng):
         tuned_num_neighbours(at[:3], noise[:3], of_slice[:3] * 0, (5,))
 
 
-@pytest.mark.parametrize("regressor", ["ridge", "knn", "mlp"])
+@pytest.mark.parametrize("regressor", ["ridge", "knn", "trees"])
 def test_a_linear_map_is_found_by_every_regressor(regressor, rng):
     expression = rng.normal(size=(700, 3)).astype(np.float32)
     position = expression.astype(float) @ rng.normal(size=(3, 3)) * 100 + 4000
@@ -75,7 +75,9 @@ def test_a_linear_map_is_found_by_every_regressor(regressor, rng):
         expression[500:], expression[:500], position[:500], regressor=regressor, seed=0
     )
     assert procrustes(found, position[500:], scale=True, reflection=True) < 0.05
-    assert np.abs(found.numpy() - position[500:]).mean() < 60
+    error, of_the_mean = (np.abs(x - position[500:]).mean() for x in (found.numpy(), 4000))
+    # Averages over leaves of five cells and more are drawn to the middle.
+    assert error < (0.75 * of_the_mean if regressor == "trees" else 60)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def test_on_simulated_tissue_baselines_of_position_beat_chance(tissue):
     generator = torch.Generator().manual_seed(0)
     chance = position_scores(shuffled(true, generator), true, labels)
     placed = {"oracle": class_centroids(true, labels)}
-    for name in ("ridge", "knn"):
+    for name in ("ridge", "knn", "trees"):
         placed[name] = regressed_positions(expression, *known, regressor=name, seed=0)
     for position in placed.values():
         scores = position_scores(position, true, labels)

@@ -1,8 +1,10 @@
 """Checkpoints and model folders that are not what they say, given to the commands that load one."""
 
+import contextlib
 import json
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.diffusion_model.checkpoint import OWN_KEY, SEAL_KEY, digest, read_checkpoint
+from alphastomics.diffusion_model.checkpoint import (
+    OWN_KEY,
+    SEAL_KEY,
+    digest,
+    read_card,
+    read_checkpoint,
+)
+from alphastomics.errors import InputError
 from tests.faults.conftest import Tiny
 from tests.faults.door import DONE, done, refused, require_no_accident
 
@@ -84,14 +93,27 @@ CHANGES: dict[str, Callable[[Content], object]] = {
     "no weights": lambda c: c.pop("state_dict"),
     "weights that are no mapping": lambda c: c.update(state_dict=[1]),
     "own part that is no mapping": lambda c: c.update({OWN_KEY: 5}),
+    "weights of words": lambda c: c["state_dict"].update(dict.fromkeys(c["state_dict"], "w")),
+}
+# What only a resumed run reads.
+RESUMED_CHANGES: dict[str, Callable[[Content], object]] = {
+    "no loops": lambda c: c.pop("loops"),
+    "loops of words": lambda c: c.update(loops={"fit_loop": "x"}),
+    "no callbacks": lambda c: c.pop("callbacks"),
+    "callbacks of words": lambda c: c.update(callbacks={"Keeper": "x"}),
+    "a loss of words": lambda c: c["callbacks"]["Keeper"].update(lowest="low"),
+    "no optimizer": lambda c: c.pop("optimizer_states"),
+    "an optimizer of words": lambda c: c.update(optimizer_states=["x"]),
+    "moments of words": lambda c: c["optimizer_states"][0]["state"][0].update(exp_avg="x"),
+    "moments of another shape": lambda c: c["optimizer_states"][0]["state"][0].update(
+        exp_avg=torch.zeros(3, 3, 3)
+    ),
+    "no schedule": lambda c: c.pop("lr_schedulers"),
+    "an epoch of words": lambda c: c.update(epoch="x"),
 }
 # Genes go by their names, so another order is another model of the same genes, to all that can be
-# told. A resumed run has the user's settings, whatever those of the checkpoint were.
-FINE = {
-    ("other genes", "sample"),
-    ("config with an unknown key", "resume"),
-    ("config of another network", "resume"),
-}
+# told.
+FINE = {("other genes", "sample")}
 
 
 @pytest.mark.parametrize("command", ["sample", "resume"])
@@ -107,6 +129,81 @@ def test_a_checkpoint_that_says_something_else_is_refused(name, command, tiny, d
         done(outcome)
     else:
         refused(outcome, "bad.ckpt")
+
+
+@pytest.mark.parametrize("name", RESUMED_CHANGES)
+def test_a_run_goes_on_from_no_checkpoint_whose_state_makes_no_sense(name, tiny, door, work):
+    content = torch.load(tiny.checkpoint, weights_only=True)
+    content.pop(SEAL_KEY)
+    RESUMED_CHANGES[name](content)
+    content[SEAL_KEY] = digest(content)
+    torch.save(content, work / "bad.ckpt")
+    line = loaders(tiny, work / "bad.ckpt")["resume"]
+    require_no_accident(door(*line, "--epochs", 2))
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 98, 7))
+def test_a_flipped_bit_in_the_end_record_is_noticed_or_harmless(bit, tiny, work):
+    content = bytearray(tiny.checkpoint.read_bytes())
+    content[-1 - bit // 8] ^= 1 << bit % 8
+    (work / "bad.ckpt").write_bytes(content)
+    try:
+        found = read_checkpoint(work / "bad.ckpt")
+    except InputError as error:
+        assert "bad.ckpt" in str(error)
+    else:
+        assert digest(found) == digest(read_checkpoint(tiny.checkpoint))
+
+
+def test_a_compressed_checkpoint_is_refused_before_it_takes_memory(tiny, work):
+    with zipfile.ZipFile(work / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"]" + b"\x8c\x01aa" * 1_000_000)
+    with pytest.raises(InputError, match="unpack to more"):
+        read_checkpoint(work / "bomb.ckpt")
+
+
+def test_content_that_unfolds_is_refused(tiny, work):
+    nested: list = []
+    for _ in range(40):
+        nested = [nested, nested]
+    content = torch.load(tiny.checkpoint, weights_only=True)
+    torch.save({**content, "extra": nested}, work / "unfolds.ckpt")
+    with pytest.raises(InputError, match="more memory"):
+        read_checkpoint(work / "unfolds.ckpt")
+    wide = torch.ones(1).expand(10**12)
+    torch.save({**content, "extra": wide}, work / "wide.ckpt")
+    with pytest.raises(InputError, match="more memory"):
+        read_checkpoint(work / "wide.ckpt")
+
+
+SIZES = [
+    {"n_layers": 400, "d_model": 8192},
+    {"n_layers": 10**9},
+    {"d_ff": 10**12},
+    {"d_model": 10**9, "n_heads": 1},
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_model_folder_that_asks_for_a_huge_network_is_refused_at_once(size, tiny, door, work):
+    shutil.copytree(tiny.export, work / "model")
+    path = work / "model/config.json"
+    card = json.loads(path.read_text())
+    card["config"]["model"].update(size)
+    card.pop(SEAL_KEY)
+    path.write_text(json.dumps({**card, SEAL_KEY: digest(card)}))
+    refused(door(*loaders(tiny, work / "model")["extract"]), "config.json")
+
+
+def test_no_flipped_bit_of_a_model_folders_config_is_accepted(tiny, work):
+    whole = tiny.export.joinpath("config.json").read_bytes()
+    known = read_card(tiny.export / "config.json")
+    for place in np.random.default_rng(0).integers(0, 8 * len(whole), 300):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << int(place % 8)
+        (work / "config.json").write_bytes(content)
+        with contextlib.suppress(InputError):
+            assert read_card(work / "config.json") == known
 
 
 @pytest.mark.parametrize("place", [0.001, 0.2, 0.5, 0.999])

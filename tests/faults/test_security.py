@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import alphastomics
+from alphastomics.errors import InputError
+from alphastomics.files import replacing, write_text
 from tests.faults.conftest import Tiny
-from tests.faults.door import done, refused, require_no_accident
+from tests.faults.door import refused, require_no_accident
 from tests.faults.test_checkpoints import Payload
 
 PACKAGE = Path(alphastomics.__file__).parent
@@ -142,5 +144,118 @@ def test_a_link_inside_an_h5ad_never_leads_writing_to_another_file(tiny, door, w
     model = ("--checkpoint", tiny.checkpoint, "--config", tiny.config)
     given = ("--input_data", path)
     refused(door("extract", *model, *given, "--output", "made.h5ad"), "linked.h5ad", "obsm")
-    done(door("sample", *model, *given, "--output", "made.h5ad"))
+    refused(door("sample", *model, *given, "--output", "made.h5ad"), "linked.h5ad", "obsm")
     assert victim.read_bytes() == before
+
+
+def external_link(file: h5py.File, secret: Path) -> None:
+    with h5py.File(secret.with_suffix(".h5"), "w") as other:
+        other["token"] = np.frombuffer(secret.read_bytes(), np.uint8)
+    file["uns/token"] = h5py.ExternalLink(secret.with_suffix(".h5"), "/token")
+
+
+def external_storage(file: h5py.File, secret: Path) -> None:
+    size = secret.stat().st_size
+    file.create_dataset("uns/token", (size,), np.uint8, external=[(str(secret), 0, size)])
+
+
+def external_counts(file: h5py.File, secret: Path) -> None:
+    values = file["X/data"] if isinstance(file["X"], h5py.Group) else file["X"]
+    where, shape, kind = values.name, values.shape, values.dtype
+    del file[where]
+    size = int(np.prod(shape)) * kind.itemsize
+    secret.write_bytes(bytes(size))
+    file.create_dataset(where, shape, kind, external=[(str(secret), 0, size)])
+
+
+def virtual_dataset(file: h5py.File, secret: Path) -> None:
+    with h5py.File(secret.with_suffix(".h5"), "w") as other:
+        other["token"] = np.frombuffer(secret.read_bytes(), np.uint8)
+    shape = (secret.stat().st_size,)
+    layout = h5py.VirtualLayout(shape, np.uint8)
+    layout[:] = h5py.VirtualSource(secret.with_suffix(".h5"), "token", shape)
+    file.create_virtual_dataset("uns/token", layout)
+
+
+LEAKS = [external_link, external_storage, external_counts, virtual_dataset]
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.__name__)
+@pytest.mark.parametrize("command", ["preprocess", "sample", "extract"])
+def test_a_file_that_shows_another_is_refused(command, leak, tiny: Tiny, door, sandbox, work):
+    secret = sandbox / "outside/secret.key"
+    secret.write_text(TOKEN)
+    path = work / "in/slice.h5ad"
+    path.parent.mkdir()
+    path.write_bytes(tiny.slice.read_bytes())
+    with h5py.File(path, "r+") as file:
+        leak(file, secret)
+    lines = {
+        "preprocess": ("--input_dir", "in", "--output_dir", "out"),
+        "sample": ("--checkpoint", tiny.checkpoint, "--input_data", path, "--output", "o.h5ad"),
+        "extract": ("--checkpoint", tiny.checkpoint, "--input_data", path, "--output", "o.h5ad"),
+    }
+    refused(door(command, *lines[command], "--config", tiny.config), "slice.h5ad", "output")
+
+
+@pytest.mark.parametrize("target", ["outside/precious.txt", "nowhere"])
+def test_a_zarr_chunk_that_is_a_link_is_refused(target, tiny: Tiny, door, sandbox, work):
+    pytest.importorskip("zarr")
+    import anndata
+
+    store = work / "in/slice.zarr"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        anndata.read_h5ad(tiny.slice).write_zarr(store)
+    chunk = next(path for path in sorted(store.rglob("*")) if path.name[0].isdigit())
+    if chunk.is_dir():
+        chunk = next(path for path in sorted(chunk.rglob("*")) if path.is_file())
+    chunk.unlink()
+    chunk.symlink_to(sandbox / target)
+    said = "symbolic link" if target != "nowhere" else "slice.zarr"
+    refused(door("preprocess", "--input_dir", "in", "--output_dir", "out"), said)
+
+
+ECHOES = [f"bad token {TOKEN}", f"Authorization: Bearer {TOKEN}", "x" * 290 + TOKEN, f"\n{TOKEN}\n"]
+
+
+@pytest.mark.parametrize("echo", ECHOES, ids=range(len(ECHOES)))
+def test_a_hub_that_echoes_the_token_gets_it_shown_nowhere(echo, monkeypatch, capsys):
+    from alphastomics.hub import explained
+    from alphastomics.main import say
+    from alphastomics.preprocessing.folder import DataFolder
+
+    class Far:
+        def cat_file(self, name: str) -> bytes:
+            raise OSError(echo)
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    folder = DataFolder("memory://somewhere")
+    folder._remote = Far()
+    with pytest.raises(InputError) as caught:
+        folder.read_bytes("metadata.json")
+    assert caught.value.__cause__ is None
+    said = [str(caught.value), explained(OSError(echo), "a/b", "there", writing=True)]
+    error = OSError(echo)
+    error.server_message = echo
+    error.response = type("Response", (), {"status_code": 400})()
+    said.append(explained(error, "a/b", "there", writing=True))
+    say(echo, 1, show_traceback=True)
+    for text in (*said, capsys.readouterr().err):
+        assert TOKEN[:8] not in text
+
+
+def test_a_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path, monkeypatch):
+    names = []
+    for _ in range(2):
+        with replacing(tmp_path / "out.txt") as partial:
+            names.append(partial.name)
+            partial.write_text("new")
+    assert names[0] != names[1]
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr("alphastomics.files.secrets.token_hex", lambda _: "known")
+    (tmp_path / ".out.txt.known.partial").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_text(tmp_path / "out.txt", "bad")
+    assert victim.read_text() == "precious"

@@ -112,7 +112,7 @@ def test_fewer_test_cells_than_neighbours_are_refused(place: Path, tmp_path: Pat
     anndata.read_h5ad(place / "slices/slice_0.h5ad")[:10].write_h5ad(tmp_path / "few.h5ad")
     call = ["test", "--checkpoint", checkpoint(place), "--no_report", "--num_steps", 2]
     said = refusal(capsys, *call, "--input_data", tmp_path / "few.h5ad")
-    assert "10 cells; the scores need more than 10" in said
+    assert "no slice has the 11 cells that the scores need (largest 10)" in said
 
 
 def test_a_place_that_is_no_number_is_refused(place: Path, tmp_path: Path, capsys):

@@ -16,8 +16,8 @@ from alphastomics.generation.commands import test as score
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import (
     Generated,
+    RunningMoments,
     as_tissue,
-    deviation,
     generate,
     plane_of,
 )
@@ -363,5 +363,8 @@ def test_an_output_that_exists_is_kept_unless_overwrite(place: Path, tmp_path: P
 def test_the_spread_of_a_few_draws_is_not_too_small():
     # 1 and 3 about their mean 2: (1 + 1) / (2 - 1).
     draws = [torch.tensor([[[1.0]]]), torch.tensor([[[3.0]]])]
-    assert float(deviation(draws, draws[0], 0, reflection=None)) == pytest.approx(2**0.5)
-    assert float(deviation(draws[:1], draws[0], 0, reflection=None)) == 0
+    moments = RunningMoments()
+    moments.add(draws[0])
+    assert float(moments.deviation()) == 0
+    moments.add(draws[1])
+    assert float(moments.deviation()) == pytest.approx(2**0.5)

@@ -30,7 +30,7 @@ GENES = [[f"g{i}" for i in range(8)], [f"g{i}" for i in range(3, 12)]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same slices in every layout and storage, with many small shards and row groups."""
+    """Slices of one frame in every layout and storage, with many small shards and row groups."""
     root = tmp_path_factory.mktemp("processed")
     source = write(
         root / "in",
@@ -49,6 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 cell_type_key="cell_type",
                 max_shard_size=70,
                 max_cells_per_file=40,
+                common_frame=True,
             )
     return root
 

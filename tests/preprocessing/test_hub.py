@@ -15,8 +15,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Slices whose names are those of splits must not mislead a reader."""
     root = tmp_path_factory.mktemp("hub")
     write(root / "in", test=make_slice(80, seed=1), train_eval=make_slice(90, seed=2))
-    run(root / "in", root / "out", max_shard_size=60)
-    run(root / "in", root / "sparse", storage="sparse")
+    run(root / "in", root / "out", max_shard_size=60, common_frame=True)
+    run(root / "in", root / "sparse", storage="sparse", common_frame=True)
     return root
 
 
@@ -34,7 +34,7 @@ def test_load_dataset_reads_the_folder_as_it_is(folder, name, tmp_path):
     column = "expression" if name == "out" else "gene_value"
     for row in found["test"]:
         assert np.array_equal(np.float32(row[column]), cells[column][row["cell_id"]])
-        assert np.array_equal(np.float32(row["position"]), cells["position"][row["cell_id"]])
+        assert np.array_equal(np.float64(row["position"]), cells["position"][row["cell_id"]])
     streamed = datasets.load_dataset("parquet", data_dir=where, streaming=True)
     assert sum(1 for _ in streamed["train"]) == expected["train"]["cells"]
 

@@ -1,0 +1,285 @@
+"""Settings that follow from the data: settings, metadata and a device enter, a plan leaves.
+
+Whatever the user did not set gets a value here, with a reason in a few words. A pure function of
+the settings, the metadata and the kind of device. How they were found: docs/benchmarks.md.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from alphastomics.config import Config, Section
+from alphastomics.preprocessing.batch_loader import resolve_set_draw
+from alphastomics.preprocessing.holdout import Holdout, choose_holdout
+from alphastomics.preprocessing.schema import Metadata
+
+# Cells that attend to one another. Larger sets cost more and placed no better.
+SET_SIZE = {"cpu": 512, "gpu": 1024}
+SETS_IN_A_BATCH = {"cpu": 2, "gpu": 4}
+# Smaller batches bear a larger one.
+LEARNING_RATE = {"cpu": 2.0e-3, "gpu": 1.0e-3}
+# (cells up to, width, heads, layers): larger networks overfit few cells sooner than they help.
+NETWORKS = {
+    "cpu": ((math.inf, 96, 3, 2),),
+    "gpu": ((100_000, 128, 4, 3), (1_000_000, 256, 4, 4), (math.inf, 256, 8, 6)),
+}
+UPDATES, CELLS_OF_UPDATES = 500, 15_000
+LEAST_UPDATES, MOST_UPDATES, LEAST_UPDATES_CPU = 200, 20_000, 150
+# Beyond so many cells, those held out are no loss, and nothing is fitted again.
+REFIT_CELLS = 200_000
+VALIDATIONS = 10
+# Beyond it each round of smoothing costs more than it says.
+MANY_GENES = 2_000
+# Cells that take more memory than this are read as they are needed.
+STREAMED_BYTES = 32e9
+# Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
+SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
+HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 410_000, 1_280  # of the position head
+FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
+CPU_SECONDS = 210  # of one of the two trainings, where that is enough to learn
+
+
+class Device(NamedTuple):
+    """What a run runs on."""
+
+    kind: Literal["cpu", "gpu"]
+    name: str
+    number: int
+    cores: int
+
+
+class Choice(NamedTuple):
+    """A resolved setting: its key, its value, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """All settings of a run, and what is held out to judge it.
+
+    Attributes
+    ----------
+    config
+        Every setting resolved.
+    choices
+        What was resolved, and why.
+    holdout
+        What a first training holds out; None trains once, on everything.
+    refit
+        Whether a second training is made on everything.
+    updates, seconds
+        Updates of the weights of one training, and how long the whole run may take.
+    device
+        What it runs on.
+    """
+
+    config: Config
+    choices: tuple[Choice, ...]
+    holdout: Holdout | None
+    refit: bool
+    updates: int
+    seconds: float
+    device: Device
+
+    def lines(self) -> list[str]:
+        """Write the plan as the lines of a table."""
+        rows = [(choice.key, _shown(choice.value), choice.reason) for choice in self.choices]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+        table = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {why}" for key, value, why in rows]
+        return [f"plan for {self.device.name}: {self.outline()}", *table]
+
+    def outline(self) -> str:
+        """Say what will be done, and how long it may take."""
+        minutes = f"about {_duration(self.seconds)}"
+        if self.holdout is None:
+            return f"one training of {self.updates:,} updates, {minutes}"
+        held = self.holdout.describe()
+        again = ", then on everything" if self.refit else ""
+        return f"{self.updates:,} updates without {held}, which judges the model{again}; {minutes}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def resolve_config(config: Config, metadata: Metadata, device: Device) -> TrainingPlan:
+    """Give every setting that is not set the value that suits the data and the device."""
+    sizes = [record.cells_per_split["train"] for record in metadata.slices]
+    given = dict(set_values(config))
+    # Who sets how long to train has judged that: no second training to find it out.
+    timed = "training.max_epochs" in given
+    alone = device.number == 1 and config.distributed.num_nodes == 1
+    holdout = None
+    if not timed and alone:
+        holdout = choose_holdout(metadata, config.seed.global_seed)
+    cells = sum(sizes)
+    refit = holdout is not None and cells <= REFIT_CELLS
+    chosen: dict[str, Choice] = {}
+
+    def choose(key: str, value: Any, reason: str) -> Any:
+        if key in given:
+            return given[key]
+        chosen[key] = Choice(key, value, reason)
+        return value
+
+    for choice in _fixed_choices(metadata, device):
+        choose(*choice)
+    streamed = 4.0 * cells * metadata.num_genes > STREAMED_BYTES and (
+        metadata.layout == "slice" or metadata.shares_frame
+    )
+    if choose("data.loading.streaming", streamed, f"{cells:,} cells of {metadata.num_genes} genes"):
+        holdout, refit = None, False
+    batch = _batch(config, sizes, metadata, device, choose)
+    width, layers = _network(config, cells, device, choose)
+    seconds = _seconds_of_update(width, layers, metadata.num_genes, batch, device)
+    updates = _updates(cells, seconds, device)
+    mixed = _mixes_slices(config, metadata)
+    per_epoch = _batches([sum(sizes)] if mixed else sizes, batch)
+    epochs = choose(
+        "training.max_epochs", -(-updates // per_epoch), f"{updates:,} updates for {cells:,} cells"
+    )
+    updates = epochs * per_epoch
+    choose(
+        "training.validate_every_n_epochs",
+        1 if timed else max(epochs // VALIDATIONS, 1),
+        "some ten validations in a run",
+    )
+    choose("training.early_stopping", timed, "held-out cells choose the length of the training")
+    resolved = with_values(config, {key: choice.value for key, choice in chosen.items()})
+    whole = updates * seconds * (1 + refit) + (0 if holdout is None else 30 + 0.004 * cells)
+    return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
+
+
+def _fixed_choices(metadata: Metadata, device: Device) -> list[Choice]:
+    """List what suits all tissue that was looked at, or follows from the frame alone."""
+    framed = metadata.shares_frame
+    rounds = 3 if metadata.num_genes <= MANY_GENES else 1
+    frame = "slices share a frame" if framed else "slices share no frame: found by expression"
+    return [
+        Choice("model.dropout", 0.3, "few animals: regularise"),
+        Choice("model.input_dropout", 0.8, "single cells are noisy, their neighbours less so"),
+        Choice("model.smoothing_rounds", rounds, "averages over neighbours in expression space"),
+        Choice("model.smoothing_dropout", 0.5, "few animals: regularise"),
+        Choice("diffusion.position_frame", "registered", frame),
+        Choice("diffusion.condition_share", 0.75, "one checkpoint for all tasks, mostly placing"),
+        Choice("diffusion.equal_time_share", 0.15, "the rest is new tissue"),
+        Choice("diffusion.full_noise_share", 0.7, "where the estimate is read off"),
+        Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
+        Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
+        Choice("training.weight_decay", 0.01, "few animals: regularise"),
+        Choice("sampling.num_steps", 20, "more steps changed no score"),
+    ]
+
+
+def _batch(
+    config: Config, sizes: list[int], metadata: Metadata, device: Device, choose: Any
+) -> tuple[int, int]:
+    """Choose cells of a set and of a batch."""
+    mixed = _mixes_slices(config, metadata)
+    sizes = [sum(sizes)] if mixed else sizes
+    largest = max(sizes)
+    most = SET_SIZE[device.kind]
+    # Sets of one slice are as equal as can be: this many fit without padding.
+    fitting = -(-largest // max(-(-largest // most), 1))
+    batch_size = dict(set_values(config)).get("training.batch_size")
+    if batch_size is not None:
+        fitting = _divisor(batch_size, fitting)
+    set_size = choose(
+        "data.loading.set_size",
+        max(fitting, 1),
+        f"of {largest:,} cells {'in one frame' if mixed else 'in the largest slice'}",
+    )
+    if set_size is None:
+        return batch_size or sum(sizes), batch_size or sum(sizes)
+    # Small sets come in greater numbers: a step sees as many cells.
+    wanted = max(SETS_IN_A_BATCH[device.kind], most * SETS_IN_A_BATCH[device.kind] // set_size)
+    number = max(min(wanted, _num_sets(sizes, set_size)), 1)
+    batch = choose("training.batch_size", number * set_size, f"{number} sets in a step")
+    return set_size, batch
+
+
+def _mixes_slices(config: Config, metadata: Metadata) -> bool:
+    loading = config.data.loading
+    where = config.data.processed_data_dir
+    draw = resolve_set_draw(loading.set_draw, metadata, where, streaming=loading.streaming)
+    return draw == "random"
+
+
+def _divisor(batch_size: int, most: int) -> int:
+    """Return the largest size of a set that divides a batch."""
+    return next(size for size in range(min(most, batch_size), 0, -1) if batch_size % size == 0)
+
+
+def _num_sets(sizes: list[int], set_size: int) -> int:
+    return sum(-(-size // set_size) for size in sizes if size)
+
+
+def _batches(sizes: list[int], batch: tuple[int, int]) -> int:
+    """Count the updates of an epoch."""
+    set_size, cells = batch
+    return max(-(-_num_sets(sizes, set_size) // max(cells // set_size, 1)), 1)
+
+
+def _network(config: Config, cells: int, device: Device, choose: Any) -> tuple[int, int]:
+    """Choose width, heads and layers."""
+    _, width, heads, layers = next(row for row in NETWORKS[device.kind] if cells <= row[0])
+    reason = f"for {cells:,} cells" if device.kind == "gpu" else "small enough for a CPU"
+    given = dict(set_values(config))
+    asked = given.get("model.n_heads", 1)
+    width = choose("model.d_model", -(-width // asked) * asked, reason)
+    fitting = next(n for n in range(min(heads, width), 0, -1) if width % n == 0)
+    choose("model.n_heads", fitting, "heads of 32 or more")
+    return width, choose("model.n_layers", layers, reason)
+
+
+def _seconds_of_update(
+    width: int, layers: int, genes: int, batch: tuple[int, int], device: Device
+) -> float:
+    """Estimate the time of an update from the network's arithmetic."""
+    set_size, cells = batch
+    network = layers * (12 * width**2 + 2 * width * set_size) + 6 * genes * width
+    weights = network + HEAD_WEIGHTS + HEAD_WEIGHTS_PER_GENE * genes
+    fixed, rate = SPEED[device.kind]
+    cores = device.cores if device.kind == "cpu" else 1
+    return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
+
+
+def _updates(cells: int, seconds: float, device: Device) -> int:
+    """Choose the number of updates: more cells deserve more, and a CPU has minutes, not hours."""
+    wanted = UPDATES * math.sqrt(cells / CELLS_OF_UPDATES)
+    updates = round(min(max(wanted, LEAST_UPDATES), MOST_UPDATES))
+    if device.kind == "cpu":
+        updates = min(updates, max(round(CPU_SECONDS / seconds), LEAST_UPDATES_CPU))
+    return updates
+
+
+def set_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key and value of everything that was set."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from set_values(value, f"{prefix}{name}.")
+        elif name in section.model_fields_set:
+            yield f"{prefix}{name}", value
+
+
+def with_values(config: Config, values: dict[str, Any]) -> Config:
+    """Return the settings with some values, by key."""
+    for key, value in values.items():
+        sections: list[Any] = [config]
+        *path, name = key.split(".")
+        for part in path:
+            sections.append(getattr(sections[-1], part))
+        changed: Any = sections.pop().model_copy(update={name: value})
+        for part in reversed(path):
+            changed = sections.pop().model_copy(update={part: changed})
+        config = changed
+    return Config.model_validate(config.model_dump())

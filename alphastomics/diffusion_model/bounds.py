@@ -1,0 +1,94 @@
+"""Sizes that a file asks for, checked before memory is: a file enters, or a refusal leaves.
+
+A few bytes can ask for gigabytes: compressed members of a zip, tensors whose strides are 0, lists
+that hold one another, a config of 400 layers. What is built is never larger than the file it is
+built from.
+"""
+
+import struct
+import zipfile
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alphastomics.attn_model.model import Model
+from alphastomics.config import Config
+from alphastomics.errors import InputError
+
+# What the zip reader raises on a damaged directory.
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    OSError,
+    ValueError,
+    NotImplementedError,
+    LookupError,
+    struct.error,
+    OverflowError,
+    RuntimeError,
+)
+
+MOST_EXPANDED = 1 << 30  # bytes of a tensor that shows fewer stored ones several times
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def require_bounded_archive(path: Path, kind: str) -> int:
+    """Refuse an archive that unpacks to more than its file; return the size of its pickle."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise InputError(f"{path}: not {kind}, or cut short")
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except InputError:
+        raise
+    except ZIP_ERRORS as error:
+        raise InputError(f"{path}: cannot be read as {kind}: truncated or damaged") from error
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+        raise InputError(
+            f"{path}: not {kind}: it would unpack to more than its file holds, and was not opened"
+        )
+    return sum(m.file_size for m in members if m.filename.endswith("data.pkl"))
+
+
+def require_bounded_content(content: Any, num_bytes: int, path: Path) -> None:
+    """Refuse content that is larger than what was read: every item took a byte of the pickle."""
+    waiting, seen = [content], 0
+    while waiting:
+        value = waiting.pop()
+        seen += 1
+        if isinstance(value, Tensor):
+            strided = value.layout == torch.strided and not value.is_meta
+            most = max(value.untyped_storage().nbytes(), MOST_EXPANDED) if strided else 0
+            bounded = not strided or value.nbytes <= most
+        else:
+            bounded = seen + len(waiting) <= num_bytes
+            if isinstance(value, Mapping):
+                waiting.extend(value.values())
+            elif isinstance(value, list | tuple | set | frozenset):
+                waiting.extend(value)
+        if not bounded:
+            raise InputError(f"{path}: asks for more memory than its file holds: it is damaged")
+
+
+def require_fitting(config: Config, num_genes: int, shapes: Shapes, path: Path) -> None:
+    """Refuse settings whose network is not the one that the weights are of, before it is built."""
+    entries = sum(prod(shape) for shape in shapes.values())
+    model, layer = config.model, config.layer
+    widths = (model.d_model, model.d_ff or 1, model.n_heads, layer.num_experts, num_genes)
+    if model.n_layers > len(shapes) or max(widths) > entries:
+        raise unfit(path)
+    with torch.device("meta"):
+        network = Model.from_config(config, num_genes)
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    if wanted != dict(shapes):
+        raise unfit(path)
+
+
+def unfit(path: Path) -> InputError:
+    """Say that weights and settings of a model are not of one network."""
+    return InputError(f"{path}: its weights do not fit its own config: it is damaged")

@@ -1,0 +1,81 @@
+"""What is done to whole slices before training: a common frame, and smoothed expression.
+
+Both are pure functions of the training cells: a resumed run finds the same again.
+"""
+
+import logging
+
+import numpy as np
+import torch
+
+from alphastomics.attn_model.neighbourhood import smoothed_set
+from alphastomics.config import Config
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.registration import SliceCells, register_slices
+from alphastomics.preprocessing.memory import Smooth
+from alphastomics.preprocessing.schema import Metadata
+from alphastomics.preprocessing.shard_reader import ShardReader, joined
+
+logger = logging.getLogger(__name__)
+
+REGISTRATION_CELLS = 200_000
+LEAST_REGISTERED = 10
+# Whole slices are smoothed ahead as long as the result fits, larger ones in parts.
+MOST_SMOOTHED_BYTES, MOST_SMOOTHED_CELLS = 4_000_000_000, 16_384
+
+
+def rotate_slices(module: AlphaSTomicsModule, reader: ShardReader, seed: int) -> None:
+    """Bring slices that share no frame into one, by their expression."""
+    metadata = reader.metadata
+    rotation = np.tile(np.eye(3), (len(metadata.slices), 1, 1))
+    if not metadata.shares_frame:
+        cells = cells_of_slices(reader, REGISTRATION_CELLS)
+        found = register_slices(list(cells.values()), planar=True, seed=seed)
+        rotation[list(cells)] = found.rotation
+        logger.info(
+            "%d slices without a common frame were rotated onto one another by their expression "
+            "(agreement %.2f to %.2f)",
+            len(cells),
+            found.agreement.min(),
+            found.agreement.max(),
+        )
+    module.slice_rotation = torch.from_numpy(rotation)
+
+
+def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
+    """Read some cells of every slice: all row groups, or as many as hold `most` cells."""
+    pieces = reader.pieces
+    step = max(sum(map(len, pieces)) // most, 1)
+    table = joined([reader.read(piece) for piece in pieces[::step]])
+    expression = reader.dense(table)
+    return {
+        number: SliceCells(expression[rows], table.position[rows])
+        for number in np.unique(table.slice_id).tolist()
+        if len(rows := np.flatnonzero(table.slice_id == number)) >= LEAST_REGISTERED
+    }
+
+
+def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> Smooth | None:
+    """Return what smooths whole slices ahead of training, where that is wanted and fits."""
+    model = config.model
+    width = model.smoothing_rounds * metadata.num_genes
+    needed = 4 * width * metadata.splits["train"].cells
+    wanted = config.diffusion.position_frame == "registered" and not config.masking.enable
+    if not wanted or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
+        return None
+
+    def smooth(expression: np.ndarray) -> np.ndarray:
+        order = np.random.default_rng(len(expression)).permutation(len(expression))
+        smoothed = np.zeros((len(expression), width), np.float32)
+        for rows in np.array_split(order, -(-len(order) // MOST_SMOOTHED_CELLS)):
+            values = torch.from_numpy(np.ascontiguousarray(expression[rows])).to(device)
+            averaged = smoothed_set(
+                values,
+                rounds=model.smoothing_rounds,
+                neighbours=model.smoothing_neighbours,
+                components=model.smoothing_components,
+            )
+            smoothed[rows] = averaged.cpu().numpy()
+        return smoothed
+
+    return smooth

@@ -1,0 +1,61 @@
+"""The parts of a training step: what the network sees of a batch, and what came of it."""
+
+from typing import NamedTuple
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from alphastomics.attn_model.model import Model, Prediction
+from alphastomics.diffusion_model.loss import LossTerms
+from alphastomics.diffusion_model.masking import Hidden
+from alphastomics.utils.dataholder import DataHolder
+
+
+class Scored(NamedTuple):
+    """What a step made: the loss, the prediction, and the batch with its diffusion time."""
+
+    terms: LossTerms
+    prediction: Prediction
+    batch: DataHolder
+    times: Tensor
+    errors: Tensor
+    """Mean squared error of expression and position of each set (B, 2)."""
+
+
+class Seen(NamedTuple):
+    """What the network sees of a batch, but for the noisy positions."""
+
+    expression: Tensor
+    node_mask: Tensor
+    gene_mask: Tensor
+    hidden: Hidden
+    times: Tensor
+
+    def rows(self, chosen: Bool[Tensor, " B"], *, time: float) -> "Seen":
+        """Return some of the sets, with their positions at another time."""
+        hidden = Hidden(*(None if mask is None else mask[chosen] for mask in self.hidden))
+        times = self.times[chosen].clone()
+        times[:, 1] = time
+        return Seen(
+            self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
+        )
+
+    def through(
+        self,
+        model: Model,
+        position: Tensor,
+        smoothed: Tensor | None,
+        expected: Tensor | None = None,
+    ) -> Prediction:
+        """Call the network."""
+        return model(
+            self.expression,
+            position,
+            self.times,
+            self.node_mask,
+            gene_mask=self.gene_mask,
+            expression_hidden=self.hidden.expression,
+            position_hidden=self.hidden.position,
+            smoothed=smoothed,
+            expected=expected,
+        )

@@ -1,0 +1,198 @@
+"""A whole run: settings enter; a model, and a verdict of how good it is, leave.
+
+Plan, print the plan; train without what is held out, judge the model by it and find out how long to
+train; where data are few, train once more on everything. Each part is a run folder of its own and
+resumes by itself: RUN/holdout/ beside what RUN holds.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphastomics.config import Config
+from alphastomics.config_auto import Device, TrainingPlan, resolve_config, set_values, with_values
+from alphastomics.config_file import parse_document, read_document
+from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.spread import choose_devices
+from alphastomics.diffusion_model.train import Request, check_data, train
+from alphastomics.evaluation.verdict import verdicts
+from alphastomics.files import write_text
+from alphastomics.generation.cells import InputCells, read_processed, some_cells
+from alphastomics.generation.commands import load_for_use
+from alphastomics.generation.evaluate import evaluate
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.holdout import Holdout
+from alphastomics.preprocessing.schema import Metadata
+
+logger = logging.getLogger(__name__)
+
+HOLDOUT_RUN, VERDICT_FILE, PLAN_FILE = "holdout", "verdict.json", "plan.json"
+# Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
+JUDGED_CELLS, MOST_JUDGED = 2_000, 6_000
+LEAST_JUDGED = 30
+# A training that was best before this share of its length is cut there.
+CUT_SHARE = 0.7
+
+
+def fit(config: Config, request: Request) -> dict[str, Any]:
+    """Plan a run, make it, and judge it; return its summary, empty on all ranks but the first."""
+    metadata = DataFolder(config.data.processed_data_dir).metadata()
+    folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
+    plan = make_plan(config, metadata, folder, resume=request.resume is not None)
+    check_data(plan.config, metadata)
+    for line in plan.lines():
+        logger.info("%s", line)
+    if plan.holdout is None:
+        summary = train(plan.config, request)
+        return {**summary, "plan": described(plan)} if summary else {}
+    judged = held_out_run(plan, metadata, request, folder)
+    if plan.refit:
+        epochs = judged["epochs"]
+        final = with_values(plan.config, {"training.max_epochs": epochs})
+        logger.info("training on everything for %d epochs", epochs)
+        summary = train(final, request, has_validation=False)
+    else:
+        summary = {**judged["summary"]}
+    write_text(folder.path / PLAN_FILE, json.dumps(described(plan), indent=2) + "\n")
+    write_text(folder.path / VERDICT_FILE, json.dumps(judged["verdict"], indent=2) + "\n")
+    for line in judged["verdict"]["sentences"]:
+        logger.info("%s", line)
+    return {**summary, "plan": described(plan), "verdict": judged["verdict"]}
+
+
+def plan_for(config: Config) -> TrainingPlan:
+    """Return what `train` would do with these settings and data."""
+    metadata = DataFolder(config.data.processed_data_dir).metadata()
+    return resolve_config(config, metadata, this_device(config))
+
+
+def make_plan(
+    config: Config, metadata: Metadata, folder: RunFolder, *, resume: bool
+) -> TrainingPlan:
+    """Resolve the settings; a resumed run keeps those that it began with."""
+    begun = next(
+        (
+            path
+            for path in (folder.path / HOLDOUT_RUN / "config.yaml", folder.path / "config.yaml")
+            if resume and path.is_file()
+        ),
+        None,
+    )
+    plan = resolve_config(config, metadata, this_device(config))
+    if begun is None:
+        return plan
+    before = dict(set_values(parse_document(read_document(begun), str(begun))))
+    own = {choice.key: before[choice.key] for choice in plan.choices if choice.key in before}
+    return TrainingPlan(
+        with_values(plan.config, own),
+        tuple(choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices),
+        plan.holdout,
+        plan.refit,
+        plan.updates,
+        plan.seconds,
+        plan.device,
+    )
+
+
+def this_device(config: Config) -> Device:
+    """Say what a run will run on."""
+    devices = choose_devices(config.distributed)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if devices.accelerator == "gpu":
+        return Device("gpu", torch.cuda.get_device_name(0), devices.number, cores or 1)
+    name = f"{cores} CPU cores (a GPU would train a larger network in about a minute)"
+    return Device("cpu", name, devices.number, min(cores or 1, torch.get_num_threads()))
+
+
+def described(plan: TrainingPlan) -> dict[str, Any]:
+    """Return a plan as plain values."""
+    return {
+        "outline": plan.outline(),
+        "device": plan.device.name,
+        "updates": plan.updates,
+        "expected_seconds": round(plan.seconds),
+        "held_out": None if plan.holdout is None else plan.holdout.describe(),
+        "settings": {
+            choice.key: {"value": choice.value, "reason": choice.reason} for choice in plan.choices
+        },
+    }
+
+
+def held_out_run(
+    plan: TrainingPlan, metadata: Metadata, request: Request, folder: RunFolder
+) -> dict[str, Any]:
+    """Train without what is held out, and judge the model by it, or read what was found before."""
+    assert plan.holdout is not None
+    if plan.refit:
+        names = {"logging.save_dir": str(folder.path), "logging.exp_name": HOLDOUT_RUN}
+        config, path = with_values(plan.config, names), folder.path / HOLDOUT_RUN
+    else:
+        config, path = plan.config, folder.path
+    done = path / "judged.json"
+    if request.resume is not None and done.is_file():
+        return dict(json.loads(done.read_text(encoding="utf-8")))
+    refuse_another_run(folder, request)
+    inner = request._replace(overwrite=True) if request.resume is None else request
+    summary = train(config, inner, holdout=plan.holdout)
+    epochs = chosen_epochs(summary, plan.config.training.max_epochs)
+    scores = judge(config, metadata, plan.holdout, Path(summary["best_checkpoint"]))
+    sentences = [verdict.sentence for verdict in verdicts(scores)]
+    verdict = {
+        "held_out": plan.holdout.describe(),
+        "sentences": sentences,
+        "tasks": [verdict._asdict() for verdict in verdicts(scores)],
+        "scores": scores,
+    }
+    judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
+    write_text(done, json.dumps(judged, indent=2) + "\n")
+    return judged
+
+
+def refuse_another_run(folder: RunFolder, request: Request) -> None:
+    """Refuse a folder with another run before any work is done, as `train` does."""
+    if folder.exists() and request.resume is None and not request.overwrite:
+        folder.require_free(None, resume=False, overwrite=False)
+
+
+def chosen_epochs(summary: dict[str, Any], planned: int) -> int:
+    """Return how long to train: as long as held-out cells gained by it."""
+    best, steps = summary["best_step"], max(summary["steps"], 1)
+    if best is None or best >= CUT_SHARE * steps:
+        return planned
+    return max(round(planned * best / steps), 1)
+
+
+def judge(
+    config: Config, metadata: Metadata, holdout: Holdout, checkpoint: Path
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Score a model on what was held out, beside the baselines, all fitted to the rest."""
+    module, genes = load_for_use(checkpoint)
+    cells = read_processed(Path(config.data.processed_data_dir), genes, "train")
+    assert cells.position is not None
+    names = [record.name for record in metadata.slices]
+    numbers = np.array([names.index(name) for name in cells.slice_names])
+    held = holdout.mask(numbers[cells.slice_id], cells.position)
+    judged = judged_rows(cells, held, config.seed.global_seed)
+    if not len(judged):
+        return {}
+    settings = config.sampling.model_copy(update={"num_steps": 10, "num_samples": 2})
+    known = some_cells(cells, np.flatnonzero(~held))
+    seed = config.seed.global_seed
+    return evaluate(module, some_cells(cells, judged), known, settings, seed)
+
+
+def judged_rows(cells: InputCells, held: np.ndarray, seed: int) -> np.ndarray:
+    """Choose held-out cells to score: some of each slice, until there are enough."""
+    rng = np.random.default_rng(seed)
+    chosen: list[np.ndarray] = []
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        rows = rng.permutation(rows[held[rows]])[:JUDGED_CELLS]
+        if len(rows) >= LEAST_JUDGED and sum(map(len, chosen)) < MOST_JUDGED:
+            chosen.append(np.sort(rows))
+    return np.concatenate(chosen) if chosen else np.empty(0, np.int64)

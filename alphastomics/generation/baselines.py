@@ -1,0 +1,142 @@
+"""What a user could do without a network, for cells to be scored: methods by name leave.
+
+Positions from expression: chance, the centroid of each cell type, and regressors fitted to training
+slices, each centred on itself. Expression from positions: chance and the training cells around,
+where there are any in the frame of the slice: else those baselines do not apply, and are left out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from alphastomics.attn_model.neighbourhood import smoothed_set
+from alphastomics.evaluation.baselines import (
+    Regressor,
+    class_centroids,
+    closest_slice,
+    regressed_positions,
+    shuffled,
+    spatial_knn_mean,
+    tuned_num_neighbours,
+)
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.training_cells import LEAST_KNOWN, known_around
+
+Predictor = Callable[[np.ndarray], Any]
+
+REGRESSORS: dict[str, Regressor] = {
+    "ridge": "ridge",
+    "expression kNN": "knn",
+    "ExtraTrees": "trees",
+}
+SMOOTHED_TREES = "ExtraTrees, smoothed"
+SPATIAL_KNN = "spatial k-NN mean"
+CANDIDATES = (5, 10, 20, 50, 100)
+# Of more training cells a regressor takes a random part: the rest would change little.
+REGRESSION_CELLS = 20_000
+TUNING_CELLS = 5_000
+SMOOTHING: dict[str, int] = {"rounds": 3, "neighbours": 15, "components": 30}
+
+
+def position_baselines(
+    cells: InputCells, known: InputCells | None, seed: int
+) -> dict[str, Predictor]:
+    """Baselines of `expr_to_pos`, fitted at most once for all slices."""
+    position = cells.position
+    assert position is not None
+
+    def by_chance(rows: np.ndarray) -> Any:
+        return shuffled(position[rows], torch.Generator().manual_seed(seed))
+
+    methods: dict[str, Predictor] = {"shuffled": by_chance}
+    labels = cells.cell_type
+    if labels is not None:
+        methods["class centroid oracle"] = lambda rows: class_centroids(
+            position[rows], labels[rows]
+        )
+    if known is None or known.position is None:
+        return methods
+    chosen = _some(len(known.slice_id), REGRESSION_CELLS, seed)
+    target = centred_positions(known)[chosen]
+    plain = cells.expression, known.expression[chosen]
+    for name, regressor in REGRESSORS.items():
+        methods[name] = regressed_positions(
+            *plain, target, regressor=regressor, seed=seed
+        ).__getitem__
+    smoothed = [np.hstack([part.expression, smoothed_expression(part)]) for part in (cells, known)]
+    methods[SMOOTHED_TREES] = regressed_positions(
+        smoothed[0], smoothed[1][chosen], target, regressor="trees", seed=seed
+    ).__getitem__
+    return methods
+
+
+def centred_positions(cells: InputCells) -> Float32[np.ndarray, "N 3"]:
+    """Return positions about the centre of each slice: all that slices without a frame share."""
+    assert cells.position is not None
+    position = cells.position.astype(np.float64)
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        position[rows] -= position[rows].mean(0)
+    return position.astype(np.float32)
+
+
+def smoothed_expression(cells: InputCells) -> Float32[np.ndarray, "N F"]:
+    """Average expression over its nearest neighbours within each slice, as the network does."""
+    width = cells.expression.shape[1] * SMOOTHING["rounds"]
+    smoothed = np.zeros((len(cells.slice_id), width), np.float32)
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        values = torch.from_numpy(cells.expression[rows])
+        smoothed[rows] = smoothed_set(values, **SMOOTHING).numpy()
+    return smoothed
+
+
+def expression_baselines(
+    cells: InputCells, known: InputCells | None, seed: int
+) -> dict[str, Predictor]:
+    """Baselines of `pos_to_expr` that apply to every slice."""
+    position = cells.position
+    assert position is not None
+
+    def by_chance(rows: np.ndarray) -> Any:
+        return shuffled(cells.expression[rows], torch.Generator().manual_seed(seed))
+
+    methods: dict[str, Predictor] = {
+        "shuffled": by_chance,
+        "true expression": cells.expression.__getitem__,
+    }
+    if known is None or not all(in_frame(name, known) for name in cells.slice_names):
+        return methods
+    place = known.position
+    assert place is not None
+    measured = known.measured[known.slice_id]
+    some = _some(len(place), TUNING_CELLS, seed)
+    num_slices = len(np.unique(known.slice_id[some])) if known.common_frame else 1
+    of_slice = known.slice_id[some] if num_slices > 1 else np.zeros(len(some), np.int64)
+    k = tuned_num_neighbours(place[some], known.expression[some], of_slice, CANDIDATES)
+
+    def around(rows: np.ndarray) -> Any:
+        chosen, _ = known_around(cells.slice_names[cells.slice_id[rows[0]]], known)
+        near = place[chosen], known.expression[chosen], measured[chosen]
+        return spatial_knn_mean(position[rows], *near, k=k)
+
+    methods[SPATIAL_KNN] = around
+    if known.common_frame and len(known.slice_names) > 1:
+        methods["closest slice"] = lambda rows: closest_slice(
+            position[rows], place, known.expression, known.slice_id
+        )
+    return methods
+
+
+def in_frame(name: str, known: InputCells) -> bool:
+    """Say whether training cells lie in the frame of a slice."""
+    return bool(known_around(name, known)[0].sum() >= LEAST_KNOWN)
+
+
+def _some(number: int, most: int, seed: int) -> np.ndarray:
+    """Choose some of very many cells."""
+    order = np.random.default_rng(seed).permutation(number)
+    return np.sort(order[:most])

@@ -1,0 +1,120 @@
+"""The training cells of a model, found again, and expression at a position from those around it.
+
+A checkpoint knows its processed folder by a digest. Where it is still there, the training cells
+serve as baselines, and expression at positions in their frame is predicted from them.
+"""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.generation.cells import InputCells, read_processed
+from alphastomics.generation.spatial_context import Cells, SpatialContext
+from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.schema import METADATA_FILE
+
+logger = logging.getLogger(__name__)
+
+# Positions that belong to no named slice: those of a single training slice's frame.
+BARE_POSITIONS = "positions"
+# Fewer known cells than this are no neighbourhood.
+LEAST_KNOWN = 20
+
+# Fitted contexts of each model, by the slices that they know: a notebook asks again and again.
+_fitted: WeakKeyDictionary[AlphaSTomicsModule, dict[tuple[object, ...], SpatialContext]] = (
+    WeakKeyDictionary()
+)
+
+
+class ContextPrediction(NamedTuple):
+    """Expected expression and its std, and which cells (N) have one."""
+
+    expression: Float32[np.ndarray, "N G"]
+    std: Float32[np.ndarray, "N G"]
+    covered: Bool[np.ndarray, " N"]
+
+
+def training_cells(module: AlphaSTomicsModule, genes: list[str]) -> InputCells | None:
+    """Read the cells that a model was trained on, if its processed folder is still there."""
+    where = Path(module.config.data.processed_data_dir)
+    if module.training_digest is None or not (where / METADATA_FILE).is_file():
+        return None
+    metadata = DataFolder(where).metadata()
+    if metadata.training_digest != module.training_digest or metadata.genes != genes:
+        return None
+    return read_processed(where, genes, "train")
+
+
+def predict_from_context(
+    module: AlphaSTomicsModule, cells: InputCells, known: InputCells | None, seed: int
+) -> ContextPrediction:
+    """Predict expression at positions from the training cells around them, where there are any.
+
+    Parameters
+    ----------
+    module
+        The model, under which fitted contexts are remembered.
+    cells
+        Positions to predict for.
+    known
+        Training cells.
+    seed
+        Seed of the choice of cells where there are very many.
+    """
+    shape = cells.expression.shape
+    values, std = (np.zeros(shape, np.float32) for _ in range(2))
+    covered = np.zeros(shape[0], dtype=bool)
+    if known is None or known.position is None or cells.position is None:
+        return ContextPrediction(values, std, covered)
+    for number, name in enumerate(cells.slice_names):
+        chosen, across = known_around(name, known)
+        if chosen.sum() < LEAST_KNOWN:
+            logger.info(
+                "slice %s: no training cells lie in its frame: its expression is predicted by the "
+                "network alone, which knows the position within the slice",
+                name,
+            )
+            continue
+        rows = cells.rows_of(number)
+        context = fitted_context(module, known, chosen, seed, across=across)
+        values[rows] = context.predict(cells.position[rows])
+        std[rows] = context.std
+        covered[rows] = True
+    return ContextPrediction(values, std, covered)
+
+
+def known_around(name: str, known: InputCells) -> tuple[Bool[np.ndarray, " M"], bool]:
+    """Say which training cells lie in the frame of a slice, and whether it is none of theirs."""
+    single = len(known.slice_names) == 1 and name == BARE_POSITIONS
+    here = name in known.slice_names or single
+    if known.common_frame:
+        return np.ones(len(known.slice_id), dtype=bool), not here
+    number = 0 if single else known.slice_names.index(name) if here else -1
+    return known.slice_id == number, False
+
+
+def fitted_context(
+    module: AlphaSTomicsModule, known: InputCells, chosen: np.ndarray, seed: int, *, across: bool
+) -> SpatialContext:
+    """Fit a context to some of the training cells, or remember it."""
+    slices = tuple(np.unique(known.slice_id[chosen]).tolist())
+    key = (slices, len(known.slice_id), across, seed)
+    contexts = _fitted.setdefault(module, {})
+    if key not in contexts:
+        assert known.position is not None
+        contexts[key] = SpatialContext(
+            Cells(
+                known.position[chosen].astype(np.float64),
+                known.expression[chosen],
+                known.measured[known.slice_id[chosen]],
+                known.slice_id[chosen],
+            ),
+            across_slices=across,
+            seed=seed,
+        )
+    return contexts[key]

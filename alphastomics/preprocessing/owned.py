@@ -1,0 +1,138 @@
+"""Which files of an output folder are ours: a folder enters, the names its records list leave.
+
+`--overwrite` removes what these functions return and nothing else, and only when what replaces it
+is complete. A file that no record lists belongs to the user, whatever its name.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from alphastomics.errors import InputError
+from alphastomics.preprocessing import resume
+from alphastomics.preprocessing.schema import (
+    DATA_FOLDER,
+    DATASET_FILE,
+    METADATA_FILE,
+    SCALING_FILE,
+    SHARD_FILE,
+    SPLITS,
+    STATISTICS_FILE,
+)
+
+REPLACED_FILE = "replaced.json"
+PART_FILE = re.compile(r"part-\d{5,}-\d{5,}\.arrow", re.ASCII)
+WRITTEN_SHARD = re.compile(rf"({'|'.join(SPLITS)})(-\d{{5,}})?\.parquet", re.ASCII)
+# Words that a damaged record of ours still has, and other programs' files have not.
+RECORD_WORDS = {DATASET_FILE: ('"panels"', '"parts"'), METADATA_FILE: ("row_groups", "sha256")}
+
+
+def dataset_files(folder: Path) -> list[str] | None:
+    """List the files that stage 1 wrote into a folder; None where none of its records is there."""
+    path = folder / DATASET_FILE
+    if not path.is_file():
+        return None
+    listed = _names(resume.load(path), ("parts",), "file")
+    if listed is None:
+        if not _was_ours(path):
+            return None
+        listed = [name.name for name in folder.glob("part-*.arrow")]
+    return [*filter(PART_FILE.fullmatch, listed), STATISTICS_FILE, DATASET_FILE]
+
+
+def processed_files(folder: Path) -> list[str] | None:
+    """List the files that stage 2 wrote into a folder; None where there is no metadata.json."""
+    path = folder / METADATA_FILE
+    if not path.is_file():
+        return None
+    splits = [("splits", split, "shards") for split in SPLITS]
+    document = resume.load(path)
+    found = [_names(document, keys, "file") for keys in splits]
+    if None in found:
+        if not _was_ours(path):
+            return None
+        inside = (folder / DATA_FOLDER).glob("*.parquet")
+        named = [name.name for name in inside if WRITTEN_SHARD.fullmatch(name.name)]
+        found = [[f"{DATA_FOLDER}/{name}" for name in named]]
+    shards = [name for names in found for name in names or ()]
+    return [*filter(SHARD_FILE.fullmatch, shards), SCALING_FILE, METADATA_FILE]
+
+
+def _names(document: Any, keys: Sequence[str], field: str) -> list[str] | None:
+    """Read the names that a record lists at some place; None where it lists none."""
+    for key in keys:
+        if not isinstance(document, dict) or key not in document:
+            return None
+        document = document[key]
+    if not isinstance(document, list):
+        return None
+    names = [record.get(field) for record in document if isinstance(record, dict)]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _was_ours(path: Path) -> bool:
+    """Tell a damaged record of ours from another program's file of that name."""
+    text = path.read_bytes().decode(errors="replace")
+    return all(word in text for word in RECORD_WORDS[path.name])
+
+
+def remember_replaced(work: Path, names: Iterable[str]) -> None:
+    """Write down which old files go when the new ones are complete; a killed run looks it up."""
+    known = replaced(work)
+    resume.write_receipt(work / REPLACED_FILE, {"files": sorted({*known, *names})})
+
+
+def replaced(work: Path) -> list[str]:
+    """Return the old files that were to go."""
+    record = resume.load_receipt(work / REPLACED_FILE)
+    return [] if record is None else [str(name) for name in record["files"]]
+
+
+def moved_in(work: Path, folder: Path, pattern: str) -> list[str]:
+    """List files that a killed run had already moved to their place, by its receipts."""
+    found = []
+    for path in sorted(work.glob(pattern)):
+        receipt = resume.load_receipt(path)
+        if receipt and resume.is_file_of(folder / receipt["file"], receipt["sha256"]):
+            found.append(str(receipt["file"]))
+    return found
+
+
+def put_in_place(record: Path, staged: dict[Path, Path], old: Iterable[Path]) -> None:
+    """Replace old files by new ones; the record goes first, so that no mixture is taken for whole.
+
+    Parameters
+    ----------
+    record
+        The file that vouches for the old ones; the caller writes the new one afterwards.
+    staged
+        Complete new file -> its place; one that is gone was moved before.
+    old
+        Files to remove, save those that are replaced.
+    """
+    record.unlink(missing_ok=True)
+    for source, target in staged.items():
+        if source.is_file():
+            source.replace(target)
+    for path in set(old) - set(staged.values()):
+        path.unlink(missing_ok=True)
+
+
+def require_outside(inputs: Iterable[Path], *work: Path) -> None:
+    """Refuse inputs in a folder that this program clears when it is done."""
+    for path in inputs:
+        for folder in work:
+            if path.resolve().is_relative_to(folder.resolve()):
+                raise InputError(
+                    f"{path}: lies in {folder}, which is cleared when the work is done: move it "
+                    "elsewhere first, or choose another --output_dir"
+                )
+
+
+def not_ours(path: Path) -> InputError:
+    """Say that a file in the output folder is not ours to remove, with or without --overwrite."""
+    return InputError(
+        f"{path}: was not written by this command, and is not removed by --overwrite either: "
+        "choose another --output_dir, or move it away"
+    )

@@ -1,0 +1,97 @@
+"""Does a query fit the model? Its values and genes enter; words, and whether to normalise, leave.
+
+The same question for `sample`, `test`, `extract` and the notebook: a query that was normalised
+before, shares few genes with the model, or is in other units, gives results that look right.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from alphastomics.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+# log(1 + 1e4), a cell with one gene alone, is 9.2; counts of real cells reach further.
+LARGEST_LOG_VALUE = 12.0
+FEW_GENES, VERY_FEW_GENES = 0.5, 0.1
+# Micrometres and pixels, or millimetres, differ by more.
+UNIT_RATIO = 5.0
+SHOWN_VALUES = 100_000
+
+
+def needs_normalizing(counts: csr_array, path: Path, *, has_log1p: bool, asked: bool) -> bool:
+    """Say whether a query's values are counts, to be normalised as in training.
+
+    Parameters
+    ----------
+    counts
+        The values of the query.
+    path
+        What to call it.
+    has_log1p
+        Whether its `uns` says that scanpy's log1p was applied.
+    asked
+        Whether the user leaves that to us; False says that it was done before.
+    """
+    if not asked:
+        return False
+    values = counts.data[:SHOWN_VALUES]
+    if len(counts.data) and float(counts.data.min()) < 0:
+        raise InputError(
+            f"{path}: X has negative values, but the model was trained on counts: put counts into "
+            "X, or, if X is log-normalised and nothing else, give --skip-log-normalize"
+        )
+    fractions = bool(len(values)) and bool((values != np.round(values)).any())
+    largest = float(counts.data.max()) if len(counts.data) else 0.0
+    if fractions and (has_log1p or largest <= LARGEST_LOG_VALUE):
+        logger.warning(
+            "%s: X looks log-normalised already (%s, largest value %.3g): it is not normalised "
+            "again; put counts into X if that is wrong",
+            path,
+            "uns['log1p'] is there" if has_log1p else "no whole numbers",
+            largest,
+        )
+        return False
+    if fractions:
+        logger.warning(
+            "%s: X holds values that are no counts (largest %.3g); they are normalised as counts "
+            "are: give --skip-log-normalize if that was done before",
+            path,
+            largest,
+        )
+    return True
+
+
+def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
+    """Warn of a query that shares few genes with the model."""
+    share = measured / max(len(genes), 1)
+    if share >= FEW_GENES:
+        return
+    verdict = "expect results near chance" if share < VERY_FEW_GENES else "expect worse results"
+    logger.warning(
+        "%s: has %d of the model's %d genes (%.0f %%): %s; train on the genes that both have "
+        "(--gene_list_file)",
+        path,
+        measured,
+        len(genes),
+        100 * share,
+        verdict,
+    )
+
+
+def check_units(position: np.ndarray, scale: float, slice_name: str) -> None:
+    """Warn of a slice whose size is not that of the training slices, as in other units."""
+    centred = position.astype(np.float64) - position.mean(0, dtype=np.float64)
+    varying = max(int((centred**2).sum(0).astype(bool).sum()), 1)
+    size = float(np.sqrt((centred**2).sum() / (len(position) * varying)))
+    if size > 0 and not 1 / UNIT_RATIO <= size / scale <= UNIT_RATIO:
+        logger.warning(
+            "slice %s is %.3g times the size of the training slices: are its coordinates in the "
+            "same units (micrometres, pixels)?",
+            slice_name,
+            size / scale,
+        )

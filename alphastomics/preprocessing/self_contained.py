@@ -1,0 +1,66 @@
+"""A file holds its own content: an open AnnData file enters; one that reads others is refused.
+
+HDF5 can keep a dataset's bytes in any file of the machine (external storage, virtual datasets,
+external links), and a chunk of a Zarr store can be a symbolic link. What such a file names would
+become part of the output, and be shared with it.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.anndata_file import reading
+
+
+def require_self_contained(path: Path, root: Any) -> None:
+    """Refuse a file or store that takes any of its content from elsewhere."""
+    if path.is_dir():
+        _require_plain_files(path)
+        return
+    with reading(path, "the HDF5 structure"):
+        _require_own_datasets(path, root, "", set())
+
+
+def _require_own_datasets(path: Path, group: Any, where: str, seen: set[int]) -> None:
+    """Walk along hard links; a soft link leads to another name in the same file."""
+    import h5py
+
+    for name in group:
+        place = f"{where}{name}"
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.SoftLink):
+            continue
+        if not isinstance(link, h5py.HardLink):
+            raise _refusal(path, place, "a link into another file")
+        element = group[name]
+        address = int(h5py.h5o.get_info(element.id).addr)
+        if address in seen:
+            continue
+        seen.add(address)
+        if isinstance(element, h5py.Group):
+            _require_own_datasets(path, element, f"{place}/", seen)
+        elif isinstance(element, h5py.Dataset):
+            if element.is_virtual:
+                raise _refusal(path, place, "a virtual dataset, which shows other files")
+            if element.id.get_create_plist().get_external_count():
+                raise _refusal(path, place, "stored in another file")
+
+
+def _require_plain_files(store: Path) -> None:
+    """Refuse links and pipes in a Zarr store."""
+    for folder, names, files in os.walk(store):
+        for name in (*names, *files):
+            place = Path(folder) / name
+            mode = place.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                said = "a symbolic link" if stat.S_ISLNK(mode) else "no plain file"
+                raise _refusal(store, place.relative_to(store).as_posix(), said)
+
+
+def _refusal(path: Path, place: str, said: str) -> InputError:
+    return InputError(
+        f"{path}: {place} is {said}: content from elsewhere would become part of the output; save "
+        "a copy that holds it itself (anndata.read_h5ad, then write_h5ad)"
+    )

@@ -1,0 +1,389 @@
+"""Extreme numbers, odd places and odd kinds: no NaN leaves, nothing is left out without a word."""
+
+import resource
+import shutil
+import warnings
+import weakref
+from pathlib import Path
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.survey import find_inputs
+from tests.faults.conftest import Tiny
+from tests.faults.door import MISTAKE, done, refused, require_no_accident
+from tests.preprocessing.tissue import cells_of, digests, make_slice, run, write
+
+
+def model(tiny: Tiny) -> tuple[object, ...]:
+    return ("--checkpoint", tiny.checkpoint, "--config", tiny.config)
+
+
+def changed(tiny: Tiny, path: Path, change) -> Path:
+    """Write a changed copy of the slice."""
+    data = anndata.read_h5ad(tiny.slice)
+    change(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with anndata.settings.override(allow_write_nullable_strings=True):
+            data.write_h5ad(path)
+    return path
+
+
+def test_slices_in_linked_folders_and_in_capitals_are_read(tiny: Tiny, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(tiny.slice, elsewhere / "far.h5ad")
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    shutil.copy(tiny.slice, folder / "LOUD.H5AD")
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "sub/loop").symlink_to(folder)
+    (folder / "again").symlink_to(elsewhere)
+    assert list(find_inputs(folder)) == ["LOUD.H5AD", "again/far.h5ad"]
+
+
+def test_capitals_preprocess_like_any_slice(tiny: Tiny, door, work):
+    (work / "in").mkdir()
+    shutil.copy(tiny.slice, work / "in/LOUD.H5AD")
+    done(door("preprocess", "--input_dir", "in", "--output_dir", "out"))
+
+
+@pytest.mark.parametrize("offset", [1e6, 1e9])
+def test_coordinates_far_from_the_origin_keep_their_digits(offset, tmp_path):
+    near, far = make_slice(60, 12, 1), make_slice(60, 12, 1)
+    far.obsm["spatial"] = near.obsm["spatial"] + offset
+    run(write(tmp_path / "in", only=far), tmp_path / "out")
+    cells = cells_of(tmp_path / "out")
+    place = pd.DataFrame(far.obsm["spatial"], index=far.obs_names).loc[cells["obs_name"]]
+    assert np.array_equal(np.stack(cells["position"])[:, :2], place.to_numpy())
+
+
+def test_batches_keep_the_digits_of_far_coordinates(tmp_path):
+    from alphastomics.preprocessing.batch_loader import create_dataloaders
+
+    data = make_slice(60, 12, 1)
+    data.obsm["spatial"] = data.obsm["spatial"] + 1e9
+    run(write(tmp_path / "in", only=data), tmp_path / "out")
+    training, *_ = create_dataloaders(tmp_path / "out", batch_size=16, num_workers=0)
+    names = cells_of(tmp_path / "out")["obs_name"]
+    for batch in training:
+        rows = batch.node_mask[0].nonzero().flatten()
+        place = batch.positions[0, rows, :2].numpy()
+        expected = data[names[batch.cell_id[0, rows].numpy()]].obsm["spatial"]
+        assert np.array_equal(place, expected)
+
+
+def test_a_sample_is_the_same_wherever_the_origin_is(tiny: Tiny, door, work):
+    near = changed(tiny, work / "near.h5ad", lambda data: None)
+
+    def move(data) -> None:
+        data.obsm["spatial"] = np.asarray(data.obsm["spatial"], np.float64) + 1e9
+
+    far = changed(tiny, work / "far.h5ad", move)
+    mode = ("--sample_mode", "pos_to_expr")
+    for path in (near, far):
+        output = path.with_suffix(".out.h5ad")
+        done(door("sample", *model(tiny), "--input_data", path, *mode, "--output", output))
+    found = [
+        anndata.read_h5ad(path.with_suffix(".out.h5ad")).layers["generated"] for path in (near, far)
+    ]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("command", ["sample", "extract"])
+def test_no_nan_leaves(command, tiny: Tiny, door, work, monkeypatch):
+    from alphastomics.attn_model.model import Model
+
+    original = Model.forward
+
+    def broken(self, *args, **kwargs):
+        found = original(self, *args, **kwargs)
+        states = found.aux.hidden_states
+        if states:
+            states[-1].fill_(torch.nan)
+        return found._replace(expression=found.expression * torch.nan)
+
+    monkeypatch.setattr(Model, "forward", broken)
+    more = ("--sample_mode", "pos_to_expr") if command == "sample" else ()
+    given = ("--input_data", tiny.slice, "--output", "made.h5ad")
+    refused(door(command, *model(tiny), *given, *more), "not finite")
+
+
+def test_linear_algebra_of_what_is_not_finite_is_one_line(tiny: Tiny, door, monkeypatch):
+    from alphastomics.attn_model.model import Model
+
+    original = Model.forward
+
+    def broken(self, *args, **kwargs):
+        found = original(self, *args, **kwargs)
+        return found._replace(position=found.position * torch.nan)
+
+    monkeypatch.setattr(Model, "forward", broken)
+    given = ("--input_data", tiny.slice, "--output", "made.h5ad", "--sample_mode", "expr_to_pos")
+    refused(door("sample", *model(tiny), *given), "not finite")
+    outcome = door("train", "--config", tiny.config)
+    assert outcome.status == MISTAKE, outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("extreme", [1e30, 1e37])
+def test_extreme_positions_give_numbers_or_a_refusal(extreme, tiny: Tiny, door, work):
+    def stretch(data) -> None:
+        data.obsm["spatial"] = np.asarray(data.obsm["spatial"], np.float64) * extreme
+
+    path = changed(tiny, work / "in.h5ad", stretch)
+    mode = ("--sample_mode", "pos_to_expr", "--output", "made.h5ad")
+    outcome = door("sample", *model(tiny), "--input_data", path, *mode)
+    require_no_accident(outcome)
+    if outcome.status == 0:
+        assert np.isfinite(anndata.read_h5ad(work / "made.h5ad").layers["generated"]).all()
+
+
+def test_row_numbers_are_no_names_of_cells(tiny: Tiny, door, work):
+    def number(data) -> None:
+        data.obs_names = [str(row) for row in range(data.n_obs)]
+
+    for name in ("cells", "reference"):
+        changed(tiny, work / f"{name}.h5ad", number)
+    given = ("--input_data", "cells.h5ad", "--reference", "reference.h5ad")
+    mode = ("--sample_mode", "expr_to_pos", "--output", "made.h5ad")
+    done(door("sample", *model(tiny), *given, *mode))
+    frame = anndata.read_h5ad(work / "made.h5ad").uns["alphastomics"]["frame"]
+    assert "cells in common" not in list(frame["known"])
+
+
+def nullable_index(data) -> None:
+    data.obs.index = pd.Index(data.obs_names.to_list(), dtype="string")
+
+
+def nullable_column(data) -> None:
+    data.obs["note"] = pd.array(["a", None] * (data.n_obs // 2), dtype="string")
+
+
+@pytest.mark.parametrize("change", [nullable_index, nullable_column], ids=["index", "column"])
+def test_nullable_text_is_copied(change, tiny: Tiny, door, work):
+    path = changed(tiny, work / "in.h5ad", change)
+    done(door("sample", *model(tiny), "--input_data", path, "--output", "made.h5ad"))
+    made = anndata.read_h5ad(work / "made.h5ad")
+    assert list(made.obs_names) == list(anndata.read_h5ad(path).obs_names)
+
+
+@pytest.mark.parametrize("output", ["cells.npz", "cells.pt", "cells.h5", "cells.h5ad"])
+def test_extract_on_a_full_disk_is_one_line(output, tiny: Tiny, door, monkeypatch):
+    def full(_folder):
+        return shutil._ntuple_diskusage(1, 1, 0)
+
+    monkeypatch.setattr("shutil.disk_usage", full)
+    line = ("extract", "--checkpoint", tiny.checkpoint, "--data_dir", tiny.processed)
+    refused(door(*line, "--output", output), "No space left")
+
+
+def test_a_killed_worker_is_one_line_and_its_work_stays(tmp_path, monkeypatch):
+    from concurrent.futures.process import BrokenProcessPool
+
+    from alphastomics.preprocessing.tasks import Crew
+
+    source = write(tmp_path / "in", one=make_slice(40, 12, 1), two=make_slice(40, 12, 2))
+
+    def broken(self, futures):
+        raise BrokenProcessPool("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Crew, "_as_completed", broken)
+        with pytest.raises(MemoryError, match="ended from outside"):
+            run(source, tmp_path / "out", workers=2)
+    run(source, tmp_path / "out")
+
+
+def test_columns_with_more_chunks_than_open_files(tmp_path):
+    write(tmp_path / "csc", only=make_slice(700, 12, 1, "csc"))
+    write(tmp_path / "csr", only=make_slice(700, 12, 1, "csr"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    settings = {"max_cells_per_file": 3}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 180, hard))
+    try:
+        run(tmp_path / "csc", tmp_path / "one", **settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    run(tmp_path / "csr", tmp_path / "two", **settings)
+    first, second = digests(tmp_path / "one"), digests(tmp_path / "two")
+    assert {name: first[name] for name in first if "parquet" in name} == {
+        name: second[name] for name in second if "parquet" in name
+    }
+
+
+def test_a_table_of_coordinates_with_too_few_rows_is_refused(tiny: Tiny, door, work):
+    def as_table(data) -> None:
+        place = np.asarray(data.obsm["spatial"])[:, :2]
+        data.obsm["spatial"] = pd.DataFrame(place, index=data.obs_names, columns=["x", "y"])
+
+    path = changed(tiny, work / "in/s.h5ad", as_table)
+    with h5py.File(path, "r+") as file:
+        values = file["obsm/spatial/x"][:-3]
+        del file["obsm/spatial/x"]
+        file["obsm/spatial/x"] = values
+    refused(door("preprocess", "--input_dir", "in", "--output_dir", "out"), "s.h5ad", "'x'")
+
+
+def test_a_spatialdata_store_is_called_by_its_name(tiny: Tiny, door, work):
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(work / "in/brain.zarr"), mode="w")
+    for name in ("images", "tables"):
+        group.create_group(name)
+    refused(door("preprocess", "--input_dir", "in", "--output_dir", "out"), "SpatialData")
+
+
+def test_a_missing_filter_is_no_damage(tmp_path):
+    from alphastomics.preprocessing.anndata_file import reading
+
+    with pytest.raises(InputError, match="hdf5plugin"), reading(tmp_path / "x.h5ad", "X"):
+        raise OSError("Can't read data (required filter 'blosc' is not registered)")
+
+
+def test_a_small_slice_is_left_out_of_the_scores_and_named(caplog):
+    from alphastomics.generation.cells import InputCells, with_enough_cells
+
+    codes = np.array([0] * 20 + [1] * 4 + [2] * 30)
+    cells = InputCells(
+        np.arange(54, dtype=np.float32)[:, None],
+        np.ones((3, 1), bool),
+        np.zeros((54, 3)),
+        2,
+        codes,
+        ["a", "tiny", "c"],
+        [f"c{row}" for row in range(54)],
+        None,
+    )
+    kept = with_enough_cells(cells, 11)
+    assert kept.slice_names == ["a", "c"]
+    assert np.bincount(kept.slice_id).tolist() == [20, 30]
+    assert kept.expression[20, 0] == 24
+    assert "tiny" in caplog.text
+    with pytest.raises(InputError, match="no slice has"):
+        with_enough_cells(cells, 99)
+
+
+@pytest.mark.parametrize("command", ["sample", "test", "report", "extract"])
+def test_a_target_that_cannot_be_written_is_noticed_before_the_work(
+    command, tiny: Tiny, door, monkeypatch
+):
+    from alphastomics import files
+
+    def read_only(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def work_done(*_args, **_kwargs):
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr(files, "create_exclusively", read_only)
+    monkeypatch.setattr("alphastomics.diffusion_model.checkpoint.load_plain", work_done)
+    lines = {
+        "sample": ("--input_data", tiny.slice, "--output", "made.h5ad"),
+        "test": ("--data_dir", tiny.processed, "--output", "made.json"),
+        "report": ("--data_dir", tiny.processed, "--output", "made.html"),
+        "extract": ("--data_dir", tiny.processed, "--output", "made.npz"),
+    }
+    where = (tiny.run,) if command == "report" else ()
+    given = model(tiny)[: 2 if command == "report" else 4]
+    refused(door(command, *where, *given, *lines[command]), "Permission denied")
+
+
+def test_slices_in_other_units_and_without_extent_are_named(tmp_path, caplog):
+    slices = {f"s{number}": make_slice(40, 12, number) for number in range(4)}
+    slices["s1"].obsm["spatial"] = slices["s1"].obsm["spatial"] * 1000
+    slices["s2"].obsm["spatial"] = slices["s2"].obsm["spatial"] * 0 + 7
+    run(write(tmp_path / "in", **slices), tmp_path / "out")
+    said = [record.message for record in caplog.records]
+    assert any("times as wide as most (first s1)" in line for line in said)
+    assert any("at one position (first s2)" in line for line in said)
+
+
+def test_data_from_which_nothing_can_be_learned_is_said(tmp_path):
+    from alphastomics.diffusion_model.sanity import without_variation
+    from alphastomics.preprocessing.batch_loader import create_dataloaders
+
+    data = make_slice(60, 12, 1)
+    data.X = data.X * 0 + 3 if isinstance(data.X, np.ndarray) else data.X.multiply(0).tocsr()
+    data.obsm["spatial"] = data.obsm["spatial"] * 0 + 5
+    run(write(tmp_path / "in", only=data), tmp_path / "out")
+    training, *_ = create_dataloaders(tmp_path / "out", batch_size=16, num_workers=0)
+    said = " ".join(without_variation(next(iter(training))))
+    assert "genes are constant" in said
+    assert "at one position" in said
+
+
+def test_skipped_updates_are_said(tiny: Tiny, door, work, monkeypatch):
+    from alphastomics.diffusion_model.module import AlphaSTomicsModule
+
+    original = AlphaSTomicsModule.on_after_backward
+
+    def broken(self):
+        original(self)
+        next(self.model.parameters()).grad.fill_(torch.nan)
+
+    monkeypatch.setattr(AlphaSTomicsModule, "on_after_backward", broken)
+    config = tiny.config.read_text().replace("max_epochs: 1", "max_epochs: 1, on_nonfinite: skip")
+    (work / "skip.yaml").write_text(config)
+    outcome = door("train", "--config", "skip.yaml")
+    done(outcome)
+    assert "updates were skipped" in outcome.err
+
+
+def most_samples_alive(num_samples: int, module, cells) -> int:
+    """Generate, and count how many samples were in memory at once."""
+    from alphastomics.config import SamplingConfig
+    from alphastomics.generation.generate import generate
+    from alphastomics.generation.slices import SliceSampler
+
+    living: list[weakref.ref] = []
+    most = 0
+    original = SliceSampler.draw
+
+    def counted(self, *args):
+        nonlocal most
+        found = original(self, *args)
+        living.append(weakref.ref(found.cells.position))
+        most = max(most, sum(sample() is not None for sample in living))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SliceSampler, "draw", counted)
+        settings = SamplingConfig(num_steps=2, num_samples=num_samples)
+        made = generate(module, cells, "expr_to_pos", settings, 1)
+    assert np.shares_memory(made.expression, cells.expression)
+    return most
+
+
+def test_generating_keeps_few_samples_in_memory_however_many_are_asked_for(tiny: Tiny):
+    from alphastomics.generation.cells import Blank, blank_cells
+    from alphastomics.generation.commands import load_for_use
+
+    module, genes = load_for_use(tiny.checkpoint)
+    cells = blank_cells(Blank(50), len(genes), dims=2)
+    assert most_samples_alive(4, module, cells) == most_samples_alive(12, module, cells) <= 3
+
+
+def test_layout_slice_opens_only_the_parts_that_hold_a_bucket(tmp_path, monkeypatch):
+    from alphastomics.preprocessing import shards
+
+    slices = {f"s{number:02d}": make_slice(20, 12, number) for number in range(12)}
+    source = write(tmp_path / "in", **slices)
+    opened: list[Path] = []
+    original = shards.read_bucket
+
+    def counted(path, bucket, num_genes):
+        opened.append(path)
+        return original(path, bucket, num_genes)
+
+    monkeypatch.setattr(shards, "read_bucket", counted)
+    run(source, tmp_path / "out", layout="slice")
+    assert len(cells_of(tmp_path / "out")) == 240
+    assert len(opened) <= 3 * 12
