@@ -182,6 +182,7 @@ def source_of(
             path,
             has_log1p="uns" in root and "log1p" in root["uns"],
             asked=config.data.preprocessing.log_normalize,
+            as_it_is=bool(normalization.get("fractions")),
         )
         check_genes(int(measured.sum()), genes, path)
         yield Source(

@@ -177,6 +177,7 @@ MAP = {
         "evaluation",
         "extract",
         "extract_h5ad",
+        "fit",
         "generation",
         "hub_model",
         "preprocessing",

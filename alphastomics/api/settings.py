@@ -62,7 +62,12 @@ def document_of(settings: Settings) -> dict[str, Any]:
 
 def keyword_paths() -> dict[str, str]:
     """Return what a keyword may be called, and the key that it sets."""
-    paths = [path for path in document_fields() if path not in (*SECOND_NAMES, *PLACES)]
+    # A notebook's slices are real ones: it sets nothing of the synthetic tissue.
+    paths = [
+        path
+        for path in document_fields()
+        if path not in (*SECOND_NAMES, *PLACES) and not path.startswith("simulation.")
+    ]
     times = Counter(path.rpartition(".")[2] for path in paths)
     keys = {path.rpartition(".")[2]: path for path in paths}
     flags = {

@@ -17,6 +17,7 @@ POWER_ITERATIONS = 8
 # Distances held at a time: 2^25 float32 numbers are 128 MB.
 LARGEST_BLOCK = 2**25
 SMALLEST_DEVIATION = 1e-6
+CELLS_PER_NEIGHBOUR, LEAST_NEIGHBOURS = 20, 3
 
 
 def principal_components(values: Float[Tensor, "*B N G"], count: int) -> Float[Tensor, "*B N C"]:
@@ -68,7 +69,9 @@ def smoothed_set(
     Several at once save a GPU most of its waiting, and give each what it gets alone.
     """
     values, scales = expression, []
-    count = min(neighbours, expression.shape[-2])
+    size = expression.shape[-2]
+    # Of few cells the nearest are not near: fewer of them say more.
+    count = min(neighbours, max(size // CELLS_PER_NEIGHBOUR, LEAST_NEIGHBOURS), size)
     for _ in range(rounds):
         cells = nearest_cells(principal_components(values, components), count)
         values = standardized(mean_over(values, cells))

@@ -25,12 +25,11 @@ from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
     Entries,
-    LossTerms,
     errors_of_sets,
     position_error,
 )
 from alphastomics.diffusion_model.noise import NoiseModel, centered
-from alphastomics.diffusion_model.step import Scored, Seen
+from alphastomics.diffusion_model.step import Scored, Seen, named_terms
 from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
@@ -361,16 +360,6 @@ class AlphaSTomicsModule(TrainerModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-
-def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:
-    """Return the terms of a loss under the names they are logged by."""
-    total, *_ = terms
-    return {f"{stage}/loss": total.detach()} | {
-        f"{stage}/{name}": value.detach()
-        for name, value in terms._asdict().items()
-        if name != "total"
-    }
 
 
 def whole_tensor(value: Tensor) -> Tensor:

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 
 from alphastomics.attn_model.inspection import gate_moments, record
 from alphastomics.attn_model.routing import balance_loss, expert_use, normalized_use_entropy
-from alphastomics.diffusion_model.module import (
-    AlphaSTomicsModule,
-    named_terms,
-    whole_tensor,
-)
+from alphastomics.diffusion_model.module import AlphaSTomicsModule, whole_tensor
+from alphastomics.diffusion_model.step import named_terms
 from alphastomics.diffusion_model.zero import gradient_of
 from alphastomics.utils.dataholder import DataHolder
 

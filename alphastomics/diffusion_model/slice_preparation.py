@@ -22,6 +22,7 @@ REGISTRATION_CELLS = 200_000
 LEAST_REGISTERED = 10
 # Whole slices are smoothed ahead as long as the result fits, larger ones in parts.
 MOST_SMOOTHED_BYTES, MOST_SMOOTHED_CELLS = 4_000_000_000, 16_384
+THINNED_SHARE, THIN_PARTS, LEAST_THINNED = 1 / 3, 5, 500
 
 
 def rotate_slices(module: AlphaSTomicsModule, reader: ShardReader, seed: int) -> None:
@@ -65,9 +66,8 @@ def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> 
         return None
 
     def smooth(expression: np.ndarray) -> np.ndarray:
-        order = np.random.default_rng(len(expression)).permutation(len(expression))
         smoothed = np.zeros((len(expression), width), np.float32)
-        for rows in np.array_split(order, -(-len(order) // MOST_SMOOTHED_CELLS)):
+        for rows, kept in smoothed_together(len(expression)):
             values = torch.from_numpy(np.ascontiguousarray(expression[rows])).to(device)
             averaged = smoothed_set(
                 values,
@@ -75,7 +75,22 @@ def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> 
                 neighbours=model.smoothing_neighbours,
                 components=model.smoothing_components,
             )
-            smoothed[rows] = averaged.cpu().numpy()
+            smoothed[rows[kept]] = averaged.cpu().numpy()[kept]
         return smoothed
 
     return smooth
+
+
+def smoothed_together(num_cells: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Divide a slice into cells that are smoothed together, and which of them keep the result.
+
+    Queries may be smaller than the slice, and neighbours of fewer cells are less near. So a third
+    of the cells is smoothed among a part of the slice, and training knows both.
+    """
+    order = np.random.default_rng(num_cells).permutation(num_cells)
+    thinned = order < num_cells * THINNED_SHARE
+    whole = np.array_split(np.arange(num_cells), -(-num_cells // MOST_SMOOTHED_CELLS))
+    thin = np.array_split(order, THIN_PARTS * len(whole)) if num_cells >= LEAST_THINNED else []
+    if not thin:
+        return [(rows, np.ones(len(rows), dtype=bool)) for rows in whole]
+    return [(rows, ~thinned[rows]) for rows in whole] + [(rows, thinned[rows]) for rows in thin]

@@ -59,3 +59,13 @@ class Seen(NamedTuple):
             smoothed=smoothed,
             expected=expected,
         )
+
+
+def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:
+    """Return the terms of a loss under the names they are logged by."""
+    total, *_ = terms
+    return {f"{stage}/loss": total.detach()} | {
+        f"{stage}/{name}": value.detach()
+        for name, value in terms._asdict().items()
+        if name != "total"
+    }

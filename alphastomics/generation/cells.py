@@ -147,9 +147,12 @@ def read_h5ad(
             codes = slice_codes(obs, slices, 0, cells)
         labels = read_labels(obs, settings.cell_type_key, cells, path)
         has_log1p = "uns" in root and "log1p" in root["uns"]
-    asked = settings.log_normalize
     if normalization["log_normalize"] and needs_normalizing(
-        counts, path, has_log1p=has_log1p, asked=asked
+        counts,
+        path,
+        has_log1p=has_log1p,
+        asked=settings.log_normalize,
+        as_it_is=bool(normalization.get("fractions")),
     ):
         counts = log_normalized(counts)
     check_genes(len(genes) - len(alignment.missing()), genes, path)

@@ -83,7 +83,9 @@ class SpatialContext:
         columns = self._left_out_means(chosen)
         target, counted = cells.expression[chosen].astype(np.float64), cells.measured[chosen]
         self.usual = _column_mean(target, counted)
-        ridge = _Ridge(self._features(columns, cells.position[chosen]), target, counted, rng)
+        folds = cells.slice_id[chosen] if self.across else rng.permutation(len(chosen)) % FOLDS
+        features = self._features(columns, cells.position[chosen])
+        ridge = _Ridge(features, target, counted, folds)
         columns = [*columns, ridge.cross_fitted]
         self.ridge = ridge
         self.weights = stacking_weights(columns, target - self.usual, counted, self.usual)
@@ -110,11 +112,14 @@ class SpatialContext:
     def _features(
         self, means: Sequence[np.ndarray], position: np.ndarray
     ) -> list[Float64[np.ndarray, "N F"]]:
-        """Return what the ridge regression sees: means at some scales, and the position."""
+        """Return what the ridge regression sees: means at some scales, and the position.
+
+        Not the position in slices of their own: a trend between slices need not go on beyond them.
+        """
         seen = [
             mean for k, mean in zip(self.scales, means, strict=True) if k in RIDGE_SCALES
         ] or list(means[-1:])
-        return [*seen, position]
+        return [*seen, np.zeros((len(position), 0)) if self.across else position]
 
     def _means(self, position: np.ndarray, source: Cells) -> list[Float64[np.ndarray, "N G"]]:
         """Mean of the k nearest source cells, gene by gene over those measured, for all scales.
@@ -162,7 +167,7 @@ class _Ridge:
         features: list[np.ndarray],
         target: Float64[np.ndarray, "N G"],
         counted: Bool[np.ndarray, "N G"],
-        rng: np.random.Generator,
+        fold: Int64[np.ndarray, " N"],
     ) -> None:
         from sklearn.decomposition import PCA
 
@@ -173,7 +178,6 @@ class _Ridge:
         x = self._standardized(values)
         self.usual = _column_mean(target, counted)
         y = np.where(counted, target - self.usual, 0.0)
-        fold = rng.permutation(len(x)) % min(FOLDS, len(x))
         fitted = {penalty: self._cross_fit(x, y, fold, penalty) for penalty in PENALTIES}
         errors = {
             penalty: float((((found - y) * counted) ** 2).sum())

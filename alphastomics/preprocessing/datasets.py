@@ -57,6 +57,7 @@ class Merged:
     log_normalize: bool
     scale: bool
     common_frame: bool
+    fractions: bool
 
     @property
     def slice_sizes(self) -> tuple[int, ...]:
@@ -107,6 +108,7 @@ def merge(folders: list[Path]) -> Merged:
         log_normalize=any(found["log_normalize"] for found in flags),
         scale=any(found["scale"] for found in flags),
         common_frame=all(found.get("common_frame") for found in flags),
+        fractions=any(dataset.get("fractions") for dataset in datasets),
     )
 
 

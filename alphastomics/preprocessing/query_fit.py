@@ -23,7 +23,9 @@ UNIT_RATIO = 5.0
 SHOWN_VALUES = 100_000
 
 
-def needs_normalizing(counts: csr_array, path: Path, *, has_log1p: bool, asked: bool) -> bool:
+def needs_normalizing(
+    counts: csr_array, path: Path, *, has_log1p: bool, asked: bool, as_it_is: bool
+) -> bool:
     """Say whether a query's values are counts, to be normalised as in training.
 
     Parameters
@@ -36,6 +38,8 @@ def needs_normalizing(counts: csr_array, path: Path, *, has_log1p: bool, asked: 
         Whether its `uns` says that scanpy's log1p was applied.
     asked
         Whether the user leaves that to us; False says that it was done before.
+    as_it_is
+        Whether training normalised such values as they were, counts or not: so must we.
     """
     if not asked:
         return False
@@ -45,6 +49,8 @@ def needs_normalizing(counts: csr_array, path: Path, *, has_log1p: bool, asked: 
             f"{path}: X has negative values, but the model was trained on counts: put counts into "
             "X, or, if X is log-normalised and nothing else, give --skip-log-normalize"
         )
+    if as_it_is:
+        return True
     fractions = bool(len(values)) and bool((values != np.round(values)).any())
     largest = float(counts.data.max()) if len(counts.data) else 0.0
     if fractions and (has_log1p or largest <= LARGEST_LOG_VALUE):

@@ -114,6 +114,8 @@ class Normalization(Record):
     target_sum: float | None
     scale: bool
     absent_value: str
+    fractions: bool = False
+    """Whether values that were no counts were normalised all the same: so are those to come."""
 
 
 class PositionStatistics(Record):

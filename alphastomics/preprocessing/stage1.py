@@ -374,5 +374,6 @@ def dataset_of(
         "slices": records,
         "panels": panels,
         "parts": parts,
+        "fractions": any(receipt["fractions"] for receipt in receipts),
         "statistics_sha256": sha256_of(folder / STATISTICS_FILE),
     }

@@ -383,6 +383,7 @@ def metadata_of(
             target_sum=TARGET_SUM if datasets.log_normalize else None,
             scale=datasets.scale,
             absent_value=ABSENT_VALUE,
+            fractions=datasets.fractions,
         ),
         "position_statistics": position_statistics(moments),
         "splits": splits,

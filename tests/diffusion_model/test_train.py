@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig
+from alphastomics.diffusion_model.advice import rule_of_thumb
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.spread import choose_devices
@@ -18,7 +19,6 @@ from alphastomics.diffusion_model.tracking import wandb_mode
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,
-    rule_of_thumb,
     train,
 )
 from alphastomics.errors import InputError
