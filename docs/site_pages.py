@@ -2,7 +2,7 @@
 
 A hook of mkdocs: the README, CONTRIBUTING and CHANGELOG stay where everybody looks for them, with
 links that hold there; here they become pages, with links that hold in the site. The reference has a
-page for each room, made from the docstrings.
+page for each package, made from the docstrings.
 """
 
 import re
@@ -19,14 +19,14 @@ PAGES = {
 }
 # Files of the root that no page is made of: their links become plain words.
 UNPAGED = ("LICENSE", "CITATION.cff", "config.yaml")
-ROOMS = {
+PACKAGES = {
     "api": "The notebook",
     "preprocessing": "From slices to batches",
     "attn_model": "The network",
     "diffusion_model": "Noise, losses, training, sampling",
     "generation": "`sample` and `test`",
     "evaluation": "Metrics and baselines",
-    "utils": "What crosses rooms",
+    "utils": "What several packages use",
 }
 # Files whose functions are Triton kernels: their arguments are pointers, of no use to a reader.
 KERNELS = "_kernel"
@@ -42,11 +42,11 @@ def as_page(text: str) -> str:
     return text
 
 
-def modules_of(room: str) -> list[str]:
-    """Name the modules of a room, the package's own file left out."""
-    files = sorted((PACKAGE / room).glob("*.py"))
+def modules_of(package: str) -> list[str]:
+    """Name the modules of a package, its own file left out."""
+    files = sorted((PACKAGE / package).glob("*.py"))
     names = [path.stem for path in files if path.stem != "__init__"]
-    return [f"alphastomics.{room}.{name}" for name in names if not name.endswith(KERNELS)]
+    return [f"alphastomics.{package}.{name}" for name in names if not name.endswith(KERNELS)]
 
 
 def reference(title: str, modules: list[str]) -> str:
@@ -57,8 +57,8 @@ def reference(title: str, modules: list[str]) -> str:
 def generated_pages() -> dict[str, str]:
     """Return every generated page by its place in the site."""
     pages = {page: as_page((ROOT / name).read_text("utf-8")) for name, page in PAGES.items()}
-    for room, title in ROOMS.items():
-        pages[f"reference/{room}.md"] = reference(title, modules_of(room))
+    for package, title in PACKAGES.items():
+        pages[f"reference/{package}.md"] = reference(title, modules_of(package))
     settings = ["alphastomics.config", "alphastomics.config_data"]
     pages["reference/config.md"] = reference("Settings", settings)
     return pages

@@ -159,7 +159,9 @@ def distance_correlation(true: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def test_place_can_be_learnt_from_expression_on_a_held_out_slice():
-    *seen, held_out = simulate(with_(SMALL, cells=1500, slices=3, genes=150), 11)
+    settings = with_(SMALL, cells=1500, slices=3, genes=150, common_frame=True)
+    below, held_out, above = simulate(settings, 11)
+    seen = (below, above)
     model = MLPRegressor(
         hidden_layer_sizes=(32,), early_stopping=True, max_iter=200, random_state=0
     )

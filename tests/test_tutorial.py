@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from alphastomics import config_auto
+
 pytest.importorskip("matplotlib")
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -27,7 +29,9 @@ def script(monkeypatch) -> ModuleType:
 
 # Whatever matplotlib says of fonts and backends is no matter of ours.
 @pytest.mark.filterwarnings("default:::matplotlib")
-def test_every_block_of_the_tutorial_runs_and_gives_its_pictures(script, tmp_path):
+def test_every_block_of_the_tutorial_runs_and_gives_its_pictures(script, tmp_path, monkeypatch):
+    # Its four trainings need not be good here; tests/test_reconstruction.py asks for that.
+    monkeypatch.setattr(config_auto, "LEAST_UPDATES", 10)
     page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     names = script.run_blocks(page, tmp_path, SMALLER)
     for name in ("scores", "held_out_scores"):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from alphastomics.api.settings import keyword_paths
 from alphastomics.cli_flags import COMMANDS
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.errors import InputError
@@ -22,8 +23,11 @@ Class = TypeVar("Class", bound=type)
 
 def in_python(message: str) -> str:
     """Spell the flags of a message as keywords: `--batch_size` becomes `batch_size=`."""
+    keyword_of = {path: name for name, path in keyword_paths().items()}
     switches = {
-        spelling
+        spelling: f"{keyword_of[flag.path]}={flag.value}"
+        if flag.path in keyword_of
+        else f"{flag.name}=True"
         for command in COMMANDS.values()
         for flag in command.flags
         for spelling in flag.spellings
@@ -34,8 +38,7 @@ def in_python(message: str) -> str:
         name, value = match[1], match[2] or ""
         if name == "resume":
             return "resume=True"
-        spelled = name.replace("-", "_")
-        return f"{spelled}=True" if name in switches else f"{spelled}={value.strip()}"
+        return switches.get(name, f"{name.replace('-', '_')}={value.strip()}")
 
     return re.sub(r"--([a-z][a-z0-9_-]*)( last| [0-9][0-9.e-]*)?", keyword, message)
 

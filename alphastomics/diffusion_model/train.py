@@ -187,7 +187,7 @@ def mixes_slices(config: Config, metadata: Metadata) -> bool:
 
 def quiet_lightning() -> None:
     """Leave it to us to speak: tips and notes on hardware are not the user's concern."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -1,10 +1,10 @@
 """Expression at a position from the training cells around it: cells enter, expected values leave.
 
 The mean of the nearest cells is a strong predictor whose best number of neighbours differs by gene
-and tissue. Here several such means, and a ridge regression on their principal components, which
-lets genes inform one another, are combined with weights fitted to training cells that were left out
-of their own neighbourhood (stacking, Wolpert 1992). The means are among the columns, so that the
-combination cannot do worse than the best of them but by the noise of its weights.
+and tissue. Here several such means, and within a slice a ridge regression on their principal
+components, which lets genes inform one another, are combined with weights fitted to training cells
+that were left out of their own neighbourhood (stacking, Wolpert 1992). The means are among the
+columns, so that the combination cannot do worse than the best of them but by its weights' noise.
 """
 
 from collections.abc import Sequence
@@ -83,11 +83,12 @@ class SpatialContext:
         columns = self._left_out_means(chosen)
         target, counted = cells.expression[chosen].astype(np.float64), cells.measured[chosen]
         self.usual = _column_mean(target, counted)
-        folds = cells.slice_id[chosen] if self.across else rng.permutation(len(chosen)) % FOLDS
-        features = self._features(columns, cells.position[chosen])
-        ridge = _Ridge(features, target, counted, folds)
-        columns = [*columns, ridge.cross_fitted]
-        self.ridge = ridge
+        # Not for slices of their own: what holds between genes here may not hold beyond.
+        self.ridge = None
+        if not self.across:
+            features = self._features(columns, cells.position[chosen])
+            self.ridge = _Ridge(features, target, counted, rng)
+            columns = [*columns, self.ridge.cross_fitted]
         self.weights = stacking_weights(columns, target - self.usual, counted, self.usual)
         left = target - self._combined(columns)
         self.std = np.sqrt(_column_mean(left**2, counted))
@@ -98,7 +99,8 @@ class SpatialContext:
         for rows in np.array_split(np.arange(len(position)), -(-len(position) // FIT_CELLS) or 1):
             at = np.asarray(position[rows], dtype=np.float64)
             columns = self._means(at, self.cells)
-            columns.append(self.ridge.predict(self._features(columns, at)))
+            if self.ridge is not None:
+                columns.append(self.ridge.predict(self._features(columns, at)))
             parts.append(self._combined(columns))
         return np.concatenate(parts)
 
@@ -112,14 +114,11 @@ class SpatialContext:
     def _features(
         self, means: Sequence[np.ndarray], position: np.ndarray
     ) -> list[Float64[np.ndarray, "N F"]]:
-        """Return what the ridge regression sees: means at some scales, and the position.
-
-        Not the position in slices of their own: a trend between slices need not go on beyond them.
-        """
+        """Return what the ridge regression sees: means at some scales, and the position."""
         seen = [
             mean for k, mean in zip(self.scales, means, strict=True) if k in RIDGE_SCALES
         ] or list(means[-1:])
-        return [*seen, np.zeros((len(position), 0)) if self.across else position]
+        return [*seen, position]
 
     def _means(self, position: np.ndarray, source: Cells) -> list[Float64[np.ndarray, "N G"]]:
         """Mean of the k nearest source cells, gene by gene over those measured, for all scales.
@@ -167,7 +166,7 @@ class _Ridge:
         features: list[np.ndarray],
         target: Float64[np.ndarray, "N G"],
         counted: Bool[np.ndarray, "N G"],
-        fold: Int64[np.ndarray, " N"],
+        rng: np.random.Generator,
     ) -> None:
         from sklearn.decomposition import PCA
 
@@ -178,6 +177,7 @@ class _Ridge:
         x = self._standardized(values)
         self.usual = _column_mean(target, counted)
         y = np.where(counted, target - self.usual, 0.0)
+        fold = rng.permutation(len(x)) % min(FOLDS, len(x))
         fitted = {penalty: self._cross_fit(x, y, fold, penalty) for penalty in PENALTIES}
         errors = {
             penalty: float((((found - y) * counted) ** 2).sum())

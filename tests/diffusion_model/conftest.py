@@ -16,12 +16,26 @@ from alphastomics.simulate import write_tissue
 
 @pytest.fixture(scope="session")
 def processed(tmp_path_factory) -> Path:
-    """Three slices of a small tissue whose panels differ, ready to train on."""
-    folder = tmp_path_factory.mktemp("tissue")
-    settings = SimulationConfig(cells=120, slices=3, genes=24, panel_share=0.9)
+    """Three slices of a small tissue whose panels differ, each as it lies on its slide."""
+    return processed_tissue(tmp_path_factory.mktemp("tissue"), common_frame=False)
+
+
+@pytest.fixture(scope="session")
+def processed_in_one_frame(tmp_path_factory) -> Path:
+    """The same tissue in atlas coordinates."""
+    return processed_tissue(tmp_path_factory.mktemp("atlas"), common_frame=True)
+
+
+def processed_tissue(folder: Path, *, common_frame: bool) -> Path:
+    """Simulate and preprocess a small tissue, ready to train on."""
+    settings = SimulationConfig(
+        cells=120, slices=3, genes=24, panel_share=0.9, common_frame=common_frame
+    )
     write_tissue(settings, 5, folder / "slices", overwrite=False)
     preprocess(
-        PreprocessingConfig(cell_type_key="cell_type", layout="slice", train_ratio=0.7),
+        PreprocessingConfig(
+            cell_type_key="cell_type", layout="slice", train_ratio=0.7, common_frame=common_frame
+        ),
         input_dir=folder / "slices",
         output_dir=folder / "processed",
         gene_list_file=None,

@@ -68,7 +68,8 @@ def test_either_lightning_trains_in_micrometres_and_every_command_reads_its_chec
     module, tested, loaders = fitted(package, processed, tmp_path)
     statistics = loaders[0].metadata.position_statistics
     assert statistics is not None
-    assert float(module.position_scale) == statistics.scale
+    # Slices without a common frame are never mixed in a set.
+    assert float(module.position_scale) == statistics.within_slice_scale
     # In raw micrometres the loss of distances is some 1e6.
     assert 0 < tested["test/position"] < 100
     config = tiny_config(processed, tmp_path)
@@ -88,8 +89,14 @@ def test_a_foreign_loader_teaches_the_scale_by_its_first_training_batch(
 ):
     module, _, _ = fitted(lightning.pytorch, processed, tmp_path, bare=True)
     again, _, _ = create_dataloaders(processed, batch_size=64, num_workers=0)
-    first = next(iter(again)).positions.double().numpy()[0]
-    squares = ((first - first.mean(0)) ** 2).mean(0)
+    batch = next(iter(again))
+    places = [
+        positions[real] - positions[real].mean(0)
+        for positions, real in zip(
+            batch.positions.double().numpy(), batch.node_mask.numpy(), strict=True
+        )
+    ]
+    squares = (np.concatenate(places) ** 2).mean(0)
     expected = np.sqrt(squares.sum() / (squares > 0).sum())
     assert float(module.position_scale) == pytest.approx(expected, rel=1e-6)
     loaded, genes = load_module(tmp_path / "plain.ckpt")

@@ -300,7 +300,18 @@ def test_tracking_is_online_for_who_is_logged_in_or_asks(
 @pytest.mark.parametrize(
     ("set_draw", "flat"), [("slice", True), ("patch", True), ("random", False)]
 )
-def test_a_model_knows_whether_its_sets_lie_in_planes(run, set_draw, flat):
-    folder = run("flat", training={"max_epochs": 1}, data={"loading": {"set_draw": set_draw}})
+def test_a_model_knows_whether_its_sets_lie_in_planes(run, processed_in_one_frame, set_draw, flat):
+    data = {
+        "processed_data_dir": str(processed_in_one_frame),
+        "loading": {"set_draw": set_draw},
+    }
+    folder = run("flat", training={"max_epochs": 1}, data=data)
     card = json.loads((folder.path / "export" / "config.json").read_text())
     assert card["flat"] is flat
+
+
+def test_a_model_never_mixes_slices_that_share_no_frame(run):
+    folder = run("own", training={"max_epochs": 1})
+    assert json.loads((folder.path / "export" / "config.json").read_text())["flat"] is True
+    with pytest.raises(InputError, match="share no frame"):
+        run("mixed", training={"max_epochs": 1}, data={"loading": {"set_draw": "random"}})
