@@ -8,8 +8,8 @@ import sys
 from alphastomics.ablation.commands import compare_configs
 from alphastomics.main import answer
 
-# Spelled like config.yaml; what is not here keeps its default. Each configuration then sets
-# attention, gate and experts in TransformerLayer_setting.
+# Spelled like config.yaml; what is not here keeps its default. Each configuration then switches
+# gated attention and experts on or off; which gate, and which experts, stands here.
 BASE_CONFIG = {
     "seed": {"global_seed": 42},  # of the simulated tissue and its split; runs have --seeds
     "simulation": {"cells": 800, "slices": 8, "genes": 80},
@@ -36,6 +36,10 @@ BASE_CONFIG = {
         "num_layers": 3,
         "num_heads": 4,
         "dropout": 0.1,
+        "gate_type": "headwise",
+        "use_qk_norm": True,
+        "num_experts": 4,
+        "moe_top_k": 2,
         "moe_load_balance_loss_weight": 0.01,
     },
 }

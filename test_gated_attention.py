@@ -1,4 +1,4 @@
-"""Checks gated and linear attention, each claim in words: python test_gated_attention.py."""
+"""Checks gated and linear attention, alone and in the model: python test_gated_attention.py."""
 
 import subprocess
 import sys
@@ -12,4 +12,6 @@ def test_every_claim_holds():
 
 
 if __name__ == "__main__":
-    sys.exit(report("tests/attn_model/test_gated_attention.py"))
+    sys.exit(
+        report("tests/attn_model/test_gated_attention.py", "tests/attn_model/test_gated_models.py")
+    )

@@ -19,7 +19,7 @@ from alphastomics.cli_flags import COMMANDS
 from alphastomics.cli_schema import Command, Flag
 from alphastomics.config import Config
 from alphastomics.config_file import document_fields, parse_document, read_document
-from alphastomics.config_message import choices
+from alphastomics.config_message import choices, nearest_path
 from alphastomics.config_section import is_auto
 from alphastomics.errors import InputError
 
@@ -97,7 +97,7 @@ def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
                 "metavar": flag.metavar or _metavar(flag, fields),
             }
             if flag.many:
-                options["nargs"] = "+"
+                options |= {"nargs": "+", "action": "extend"}
         if flag.positional:
             target.add_argument(flag.name, metavar=options["metavar"], help=options["help"])
             continue
@@ -157,7 +157,8 @@ def parse_arguments(argv: Sequence[str]) -> Call:
         names = [f"--{spelling}" for flag in flags for spelling in flag.spellings]
         # Without its value: that may be a token.
         name = unknown[0].partition("=")[0]
-        raise InputError(f"{arguments.command}: unknown argument {name!r}; {_nearest(name, names)}")
+        hint = _setting_hint(name, names) or _nearest(name, names)
+        raise InputError(f"{arguments.command}: unknown argument {name!r}; {hint}")
     given = frozenset(vars(arguments)) - {"command"}
     config = _resolve(command, arguments)
     return Call(arguments.command, config, _without_settings(command, arguments), given)
@@ -181,6 +182,15 @@ def _documented_spelling(argv: Sequence[str]) -> list[str]:
     return spelled
 
 
+def _setting_hint(name: str, known: list[str]) -> str | None:
+    """Say how to give a setting that has no flag of its own."""
+    last = name.lstrip("-").replace("-", "_")
+    paths = [path for path in document_fields() if path.rpartition(".")[2] == last]
+    if "--set" not in known or not paths:
+        return None
+    return f"it is a setting: give --set {' or '.join(f'{path}=VALUE' for path in paths)}"
+
+
 def _nearest(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
@@ -201,6 +211,12 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
         value = flag.value if flag.is_switch else from_text(given, fields[flag.path])
         _put(document, flag.path, value)
         origins[flag.path] = f"--{flag.spellings[0]}"
+    for text in getattr(arguments, "set", []):
+        setting, value = read_setting(text, fields)
+        if setting in origins:
+            raise InputError(f"--set {text}: {setting} is given twice ({origins[setting]})")
+        _put(document, setting, value)
+        origins[setting] = f"--set {setting}"
     _refuse_gate_without_attention(document, origins)
     return parse_document(document, str(path) if path else "command line", origins)
 
@@ -220,6 +236,10 @@ def _config_path(command: Command, arguments: argparse.Namespace) -> Path | None
 def from_text(text: str, field: FieldInfo) -> Any:
     """Read a flag's text as the type of its field; what cannot be read stays text."""
     kind: Any = field.annotation
+    # A choice among numbers: pydantic compares the text itself with them.
+    named = {str(value): value for value in choices(kind) if not isinstance(value, str)}
+    if text in named:
+        return named[text]
     for constraint in field.metadata:
         kind = Annotated[kind, constraint]
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
@@ -227,6 +247,18 @@ def from_text(text: str, field: FieldInfo) -> Any:
         return adapter.validate_strings(text, strict=False)
     except ValidationError:
         return text
+
+
+def read_setting(text: str, fields: dict[str, FieldInfo]) -> tuple[str, Any]:
+    """Read KEY=VALUE of `--set`: the setting's path, and its value in the type of the setting."""
+    path, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: expected KEY=VALUE, as in --set model.d_model=128")
+    if path not in fields:
+        same = next((known for known in fields if known.rpartition(".")[2] == path), None)
+        hint = f"did you mean {same}?" if same else nearest_path(path, fields)
+        raise InputError(f"--set {text}: unknown setting; {hint}")
+    return path, from_text(value, fields[path])
 
 
 def _put(document: dict[str, Any], path: str, value: Any) -> None:

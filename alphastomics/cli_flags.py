@@ -4,23 +4,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
+from alphastomics.cli_training import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
 
 PREPROCESSING = "data.preprocessing"
-LOADING = "data.loading"
-LAYER = "TransformerLayer_setting"
 DEMO_DIR = "./demo"
 DEFAULT_SPLIT = "test"
 
-CONFIG = path_flag(
-    "config", "YAML file with settings.", default="config.yaml in the working folder, if any"
+STEPS_HELP = (
+    "Network calls of a sample (joint, --product sample, and the std); the estimate takes one."
 )
+SOLVER_HELP = "Solver of a sample (joint, --product sample, and the std); the estimate needs none."
+
 VERBOSE = switch("verbose", "Log more, and show the traceback of an error.")
 SEEDS = [
     Flag("seed", "seed.global_seed"),
     Flag("deterministic", "seed.deterministic", value=True),
 ]
 OVERWRITE = switch("overwrite", "Replace what is already in the output place.")
-CHECKPOINT = path_flag("checkpoint", "Checkpoint of a trained model.", required=True)
+CHECKPOINT = path_flag(
+    "checkpoint", "Trained model: a checkpoint, a run's folder or an exported one.", required=True
+)
 SPLIT_NAME = Flag(
     "split",
     help="Cells of a processed folder to use: train, validation or test.",
@@ -29,8 +32,6 @@ SPLIT_NAME = Flag(
     expected="train, validation or test",
     metavar="{train,validation,test}",
 )
-DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
-BATCH_SIZE = Flag("batch_size", "training.batch_size")
 SKIP_LOG_NORMALIZE = Flag(
     "skip_log_normalize",
     f"{PREPROCESSING}.log_normalize",
@@ -52,6 +53,7 @@ SLICE_INPUT = [
     path_flag("input_dir", "Folder of .h5ad slices, searched in sorted order.", required=True),
     path_flag("output_dir", "Folder to write.", required=True),
     CONFIG,
+    SET,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
     Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
@@ -75,81 +77,6 @@ SPLIT = [
     Flag("layout", f"{PREPROCESSING}.layout"),
     Flag("storage", f"{PREPROCESSING}.storage"),
 ]
-TRAINING = [
-    CONFIG,
-    DATA_DIR,
-    BATCH_SIZE,
-    Flag("epochs", "training.max_epochs"),
-    Flag("lr", "training.learning_rate"),
-    Flag("training_mode", "training.mode"),
-    Flag(
-        "use_gated_attention",
-        f"{LAYER}.use_gated_attention",
-        value=True,
-        excludes="attention",
-        help="Gated softmax attention.",
-    ),
-    Flag(
-        "no_gated_attention",
-        f"{LAYER}.use_gated_attention",
-        value=False,
-        excludes="attention",
-        help="The linear-attention baseline.",
-    ),
-    Flag("gate_type", f"{LAYER}.gate_type"),
-    Flag("use_moe", f"{LAYER}.use_moe", value=True, excludes="moe"),
-    Flag(
-        "no_moe",
-        f"{LAYER}.use_moe",
-        value=False,
-        excludes="moe",
-        help="A dense feed-forward in place of experts.",
-    ),
-    Flag("num_experts", f"{LAYER}.num_experts"),
-    Flag("moe_top_k", f"{LAYER}.moe_top_k"),
-    Flag("enable_masking", "masking.enable", value=True, excludes="masking"),
-    Flag(
-        "disable_masking",
-        "masking.enable",
-        value=False,
-        excludes="masking",
-        help="Plain diffusion, nothing hidden.",
-    ),
-    Flag("expression_mask_ratio", "masking.expression_mask_ratio"),
-    Flag("position_mask_ratio", "masking.position_mask_ratio"),
-    Flag("streaming", f"{LOADING}.streaming", value=True),
-    Flag("buffer_size", f"{LOADING}.buffer_size"),
-    Flag(
-        "resume",
-        help="Checkpoint to go on from, or 'last' for the run's own.",
-        kind=str,
-        default="none",
-        metavar="PATH",
-        second_names=("resume_from",),
-    ),
-    switch("test_after_train", "Run the test command on the best checkpoint at the end."),
-    Flag("output_dir", "logging.save_dir", metavar="PATH"),
-    Flag("exp_name", "logging.exp_name"),
-    Flag(
-        "gpus",
-        "distributed.devices",
-        default="1",
-        help="GPUs on each machine; 0, or none on the machine, means CPU.",
-    ),
-    Flag("num_workers", f"{LOADING}.num_workers"),
-    Flag(
-        "fp16",
-        "training.precision",
-        value="fp16",
-        excludes="precision",
-        help="Train in half precision: the same as --precision fp16.",
-    ),
-    Flag("precision", "training.precision", excludes="precision"),
-    Flag("strategy", "distributed.strategy"),
-    Flag("num_nodes", "distributed.num_nodes"),
-    Flag("num_genes", "model.num_genes", help="Genes that the data must have."),
-]
-
 COMMANDS = {
     "preprocess": Command(
         "Turn a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
@@ -183,6 +110,7 @@ COMMANDS = {
             path_flag("input_dirs", "Folders that stage1 wrote.", required=True, many=True),
             path_flag("output_dir", "Folder to write.", required=True),
             CONFIG,
+            SET,
             *SPLIT,
             *SPREAD,
             OVERWRITE,
@@ -205,6 +133,7 @@ COMMANDS = {
         [
             CHECKPOINT,
             CONFIG,
+            SET,
             DATA_DIR,
             Flag(
                 "batch_size",
@@ -241,6 +170,7 @@ COMMANDS = {
                 required=True,
                 positional=True,
             ),
+            SET,
             path_flag("checkpoint", "Checkpoint to report on.", default="the best of the run"),
             DATA_DIR,
             path_flag(
@@ -258,6 +188,7 @@ COMMANDS = {
                 many=True,
                 metavar="GENE",
             ),
+            Flag("unit", help="Unit of the coordinates, for labels.", default="µm", kind=str),
             Flag("num_steps", "sampling.num_steps"),
             Flag("sampler", "sampling.sampler"),
             Flag("num_samples", "sampling.num_samples"),
@@ -287,9 +218,10 @@ COMMANDS = {
             ),
             count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
             CONFIG,
+            SET,
             Flag("sample_mode", "sampling.mode"),
-            Flag("num_steps", "sampling.num_steps"),
-            Flag("sampler", "sampling.sampler"),
+            Flag("num_steps", "sampling.num_steps", help=STEPS_HELP),
+            Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
             Flag("product", "sampling.product"),
             Flag("num_samples", "sampling.num_samples"),
             SPLIT_NAME,
@@ -318,6 +250,7 @@ COMMANDS = {
         [
             CHECKPOINT,
             CONFIG,
+            SET,
             replace(DATA_DIR, excludes="data"),
             path_flag(
                 "input_data",
@@ -368,6 +301,7 @@ COMMANDS = {
         [
             path_flag("output_dir", "Folder to write.", required=True),
             CONFIG,
+            SET,
             Flag("cells", "simulation.cells"),
             Flag("slices", "simulation.slices"),
             Flag("genes", "simulation.genes"),
@@ -391,6 +325,7 @@ COMMANDS = {
         "Print what the network of a config costs: parameters and arithmetic.",
         [
             CONFIG,
+            SET,
             Flag("num_genes", "model.num_genes", help="Genes of the data.", default="none"),
             DATA_DIR,
             VERBOSE,

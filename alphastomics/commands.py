@@ -70,6 +70,12 @@ def train(call: Call) -> str | None:
     from alphastomics.fit import fit
 
     arguments = call.arguments
+    if arguments.test_after_train:
+        from alphastomics.generation.evaluate import require_testable
+
+        require_testable(call.config.data.processed_data_dir)
+    for words in unused_by_train(call):
+        logger.warning("%s", words)
     request = Request(arguments.resume, arguments.overwrite, arguments.profile)
     summary = fit(call.config, request)
     if not summary:
@@ -88,14 +94,43 @@ def train(call: Call) -> str | None:
     return json.dumps(summary, indent=2)
 
 
+def seed(call: Call) -> None:
+    """Seed the process, and refuse kernels that are not deterministic where that is asked for."""
+    from alphastomics.seeds import seed_everything
+
+    settings = call.config.seed
+    seed_everything(settings.global_seed, deterministic=settings.deterministic)
+
+
+def unused_by_train(call: Call) -> list[str]:
+    """Say which flags of `train` do nothing with these settings."""
+    config = call.config
+    off = {
+        "--use_moe": (config.layer.use_moe, ("num_experts", "moe_top_k")),
+        "--enable_masking": (
+            config.masking.enable,
+            ("expression_mask_ratio", "position_mask_ratio"),
+        ),
+        "--streaming": (config.data.loading.streaming, ("buffer_size",)),
+    }
+    return [
+        f"--{name}: counts with {switch}, which is off: not used"
+        for switch, (on, names) in off.items()
+        for name in names
+        if on is False and name in call.given
+    ]
+
+
 def sample(call: Call) -> str:
     """Generate cells; print where they are."""
     from alphastomics.generation.commands import blank_of, frame_of
     from alphastomics.generation.commands import sample as run_sample
 
     arguments = call.arguments
+    seed(call)
     summary = run_sample(
         call.config,
+        given=call.given,
         checkpoint=arguments.checkpoint,
         input_data=arguments.input_data,
         output=arguments.output,
@@ -109,16 +144,21 @@ def sample(call: Call) -> str:
 
 def test(call: Call) -> str:
     """Score a checkpoint; print the scores as a table."""
+    from alphastomics.diffusion_model.run_folder import checkpoint_of
     from alphastomics.evaluation.table import score_table
     from alphastomics.generation.commands import test as run_test
+    from alphastomics.generation.notices import score_notices
 
     arguments = call.arguments
     require_free_outputs(arguments)
-    tested = {
-        "checkpoint": arguments.checkpoint,
+    tested: dict[str, Any] = {
+        "checkpoint": checkpoint_of(arguments.checkpoint),
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
         "split": arguments.split or DEFAULT_SPLIT,
     }
+    for words in score_notices(call.given, tested["input_data"]):
+        logger.warning("%s", words)
+    seed(call)
     scores = run_test(call.config, **tested, output=arguments.output)
     lines = [score_table({mode: scores[mode] for mode in MODES if mode in scores})]
     lines.append(f"\nscores: {scores['output']}")
@@ -143,7 +183,8 @@ def require_free_outputs(arguments: Any) -> None:
 
 def report(call: Call) -> str:
     """Write the report of a run; print where it is."""
-    from alphastomics.report.commands import Request, read_scores
+    from alphastomics.generation.notices import score_notices
+    from alphastomics.report.commands import DEFAULT_UNIT, Request, read_scores
     from alphastomics.report.commands import report as run_report
 
     arguments = call.arguments
@@ -152,7 +193,11 @@ def report(call: Call) -> str:
         arguments.split or DEFAULT_SPLIT,
         arguments.genes or (),
         None if arguments.scores is None else read_scores(arguments.scores),
+        arguments.unit or DEFAULT_UNIT,
     )
+    for words in score_notices(call.given, request.input_data):
+        logger.warning("%s", words)
+    seed(call)
     target = run_report(
         call.config,
         run=arguments.run,

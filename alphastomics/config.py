@@ -224,9 +224,7 @@ class TrainingConfig(Section):
     """How a model is trained."""
 
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    batch_size: int = count(
-        1024, "Cells in a training step, on each device.", json_schema_extra=AUTO
-    )
+    batch_size: int = count(1024, "Cells in a training step, on each rank.", json_schema_extra=AUTO)
     learning_rate: float = Field(
         1.0e-4, gt=0, description="Peak learning rate of AdamW.", json_schema_extra=AUTO
     )

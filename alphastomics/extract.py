@@ -188,17 +188,22 @@ def make_loaders(
 
 @torch.inference_mode()
 def embedding(
-    module: AlphaSTomicsModule, batch: DataHolder, mode: ExtractMode
+    module: AlphaSTomicsModule, batch: DataHolder, mode: ExtractMode, *, placed: bool = True
 ) -> Float[Tensor, "B N D"] | Float[Tensor, "B N L D"]:
     """Return the hidden states of clean cells: both modalities at time 0, nothing drawn.
+
+    Cells that are not `placed` have positions at the time of pure noise, all at its mean.
 
     `encoder` is what enters the first layer, `transformer` what leaves the last, and `all_layers`
     all of them in a row: L is the number of layers + 1.
     """
     times = torch.zeros(len(batch.node_mask), 2, dtype=torch.int64, device=batch.node_mask.device)
+    position = module.inner_positions(batch, None) if placed else torch.zeros_like(batch.positions)
+    if not placed:
+        times[:, 1] = module.noise_model.num_timesteps
     prediction = module.average(
         batch.expression,
-        module.inner_positions(batch, None),
+        position,
         module.noise_model.network_time(times, batch.expression.dtype),
         batch.node_mask,
         gene_mask=batch.gene_mask,

@@ -5,6 +5,7 @@ embed the cells; so memory is bounded by a range. A range's cells of one slice a
 at random. Rows keep the file's order.
 """
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +50,8 @@ from alphastomics.progress import track
 from alphastomics.seeds import seed_everything
 from alphastomics.utils.dataholder import DataHolder
 
+logger = logging.getLogger(__name__)
+
 ROWS_AT_A_TIME = 20_000
 LEAST_CELLS = 2
 # What a module that was not trained by `train` is taken to have seen.
@@ -60,7 +63,7 @@ class Source(NamedTuple):
 
     path: Path
     expression: Expression
-    positions: Positions
+    positions: Positions | None
     alignment: Alignment
     measured: Bool[np.ndarray, " G"]
     slice_id: Int64[np.ndarray, " N"]
@@ -155,20 +158,14 @@ def source_of(
         if cells < LEAST_CELLS:
             raise InputError(f"{path}: {cells} cell(s); at least {LEAST_CELLS} are needed")
         require_unique(found, f"{path}: var_names", "make them unique and save the file again")
-        if "obsm" not in root or key not in root["obsm"]:
-            raise InputError(
-                f"{path}: obsm[{key!r}] is missing, and an embedding is of expression and place; "
-                "place the cells with alphastomics sample, or name the coordinates with the "
-                "config's data.preprocessing.position_key"
-            )
+        if "obsm" not in root:
+            raise InputError(f"{path}: obsm is missing: save the file again with anndata")
         if not isinstance(root.get("obsm", getlink=True), h5py.HardLink):
             raise InputError(
                 f"{path}: obsm is a link, and may lead into another file, which is not ours to "
                 "write: save the file again with anndata"
             )
-        positions = Positions(path, root, key, cells)
-        if positions.columns not in (2, 3):
-            raise InputError(f"{path}: obsm[{key!r}] has {positions.columns} columns, not 2 or 3")
+        positions = positions_of(path, root, key, cells)
         alignment = align(found, genes, path)
         measured = np.ones(len(genes), dtype=bool)
         measured[alignment.missing()] = False
@@ -193,6 +190,17 @@ def source_of(
             bool(normalize),
             whole,
         )
+
+
+def positions_of(path: Path, root: Any, key: str, cells: int) -> Positions | None:
+    """Open the coordinates; dissociated cells have none, and are embedded by expression alone."""
+    if key not in root["obsm"]:
+        logger.info("%s: no obsm[%r]: cells are embedded by expression alone", path, key)
+        return None
+    positions = Positions(path, root, key, cells)
+    if positions.columns not in (2, 3):
+        raise InputError(f"{path}: obsm[{key!r}] has {positions.columns} columns, not 2 or 3")
+    return positions
 
 
 def moments_of(source: Source) -> list[Moments]:
@@ -221,19 +229,23 @@ def embed_file(
     width: tuple[int, ...] = ()
     with track("extract", len(source.slice_id), "cells") as advance, target.open("wb") as file:
         for start, stop in source.ranges():
-            position = source.positions.rows(start, stop)
-            position = np.pad(position, ((0, 0), (0, 3 - position.shape[1])))
+            placed = source.positions is not None
+            position = np.zeros((stop - start, 3), np.float32)
+            if source.positions is not None:
+                found = source.positions.rows(start, stop)
+                position[:, : found.shape[1]] = found
             values, codes = source.values(start, stop), source.slice_id[start:stop]
             made: np.ndarray | None = None
             for rows in sets_of(codes, set_size, stream_seed(seed, "extract", start)):
                 moment = None if moments is None else moments[codes[rows[0]]]
                 expression = standardised(values[rows], moment, source.measured)
                 batch = batch_of(expression, position[rows], source.measured)
-                found = embedding(module, batch.to(module.device), mode)[0].float().cpu().numpy()
-                require_finite_rows(found)
+                hidden = embedding(module, batch.to(module.device), mode, placed=placed)[0]
+                states = hidden.float().cpu().numpy()
+                require_finite_rows(states)
                 if made is None:
-                    made = np.empty((stop - start, *found.shape[1:]), np.float32)
-                made[rows] = found
+                    made = np.empty((stop - start, *states.shape[1:]), np.float32)
+                made[rows] = states
                 advance(len(rows))
             assert made is not None
             width = made.shape[1:]

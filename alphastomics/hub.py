@@ -19,7 +19,22 @@ from alphastomics.files import write_text
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name; neither begins with a dot
+# First parts of a path that nobody's account on the Hub is meant by.
+LOCAL_WORDS = {
+    *("data", "dataset", "datasets", "processed", "output", "outputs", "result", "results"),
+    *("run", "runs", "tmp", "slices", "home", "mnt", "scratch", "checkpoints"),
+}
+
+
+def is_hub_id(where: str) -> bool:
+    """Tell a name on the Hub from a path: one that looks local never goes to the network."""
+    if not HUB_ID.fullmatch(where):
+        return False
+    owner = where.partition("/")[0]
+    return owner.lower() not in LOCAL_WORDS and not Path(owner).exists()
+
+
 LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 SHOWN_WORDS = 300  # letters of what the Hub said
 SHOWN_LETTERS = 80  # of a name, in a card

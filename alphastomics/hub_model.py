@@ -23,11 +23,11 @@ from alphastomics.errors import InputError
 from alphastomics.files import write_text
 from alphastomics.hub import (
     CARD_FILE,
-    HUB_ID,
     NO_LICENCE,
     Connection,
     Licence,
     connect,
+    is_hub_id,
     licence_id,
     licence_note,
     listed,
@@ -158,7 +158,7 @@ def find_model(where: str | Path, *, token: str | None, revision: str | None) ->
     path = Path(where)
     if path.exists():
         return path
-    if not HUB_ID.fullmatch(str(where)):
+    if not is_hub_id(str(where)):
         raise InputError(
             f"{where}: there is no such folder, and it is no name on the Hub (owner/name)"
         )

@@ -75,6 +75,11 @@ def _silent(finished: int, *, note: Callable[[], str] | None = None) -> None:
     """Show nothing."""
 
 
+def spelled_rate(rate: float) -> str:
+    """Spell a rate; a slow one keeps its digits, so that it never reads as 0."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 class ProgressLines:
     """Log a line now and then: done, share, rate and time left."""
 
@@ -97,7 +102,7 @@ class ProgressLines:
         left = f"{(self.total - self.done) / rate:.0f} s left" if rate > 0 else "time left unknown"
         return (
             f"{self.description}: {self.done:,}/{self.total:,} {self.unit} "
-            f"({self.done / max(self.total, 1):.0%}), {rate:,.0f} {self.unit}/s, {left}"
+            f"({self.done / max(self.total, 1):.0%}), {spelled_rate(rate)} {self.unit}/s, {left}"
         )
 
     def close(self) -> None:

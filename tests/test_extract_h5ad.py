@@ -139,19 +139,29 @@ def test_a_processed_folder_becomes_an_h5ad_with_its_labels(run, data):
         assert made.obs["split"].tolist() == plain["split_names"][plain["split"]].tolist()
 
 
+def test_dissociated_cells_are_embedded_by_expression_alone(run, two_slices, tmp_path):
+    data = anndata.read_h5ad(two_slices)
+    made = []
+    for name, shift in (("near.h5ad", 0.0), ("far.h5ad", 100.0)):
+        data.obsm["elsewhere"] = data.obsm.pop("spatial") if shift == 0 else np.ones((len(data), 2))
+        data.write_h5ad(tmp_path / name)
+        assert run("--input_data", name)[0] == 0
+        made.append(anndata.read_h5ad(tmp_path / f"{name[:-5]}_embedded.h5ad"))
+    found = made[0].obsm["X_alphastomics"]
+    assert np.isfinite(found).all()
+    assert np.ptp(found, axis=0).max() > 0
+    np.testing.assert_array_equal(found, made[1].obsm["X_alphastomics"])
+
+
 def test_a_file_that_cannot_be_embedded_gets_one_line_and_leaves_nothing(run, two_slices, tmp_path):
     data = anndata.read_h5ad(two_slices)
     data[:1].write_h5ad(tmp_path / "one.h5ad")
-    placeless = data.copy()
-    del placeless.obsm["spatial"]
-    placeless.write_h5ad(tmp_path / "placeless.h5ad")
     strange = data.copy()
     strange.var_names = [f"Other{n}" for n in range(data.n_vars)]
     strange.write_h5ad(tmp_path / "strange.h5ad")
     torch.save({}, tmp_path / "in.pt")
     mistakes = {
         ("one.h5ad",): "at least 2",
-        ("placeless.h5ad",): "expression and place",
         ("strange.h5ad",): "none of the",
         ("in.pt",): "expected an .h5ad",
         ("none.h5ad",): "no such file",

@@ -26,7 +26,8 @@ MAP = {
     "config_file": {"config", "config_message", "config_section", "errors"},
     "config_auto": {"config", "preprocessing"},
     "cli_schema": set(),
-    "cli_flags": {"cli_schema"},
+    "cli_training": {"cli_schema"},
+    "cli_flags": {"cli_schema", "cli_training"},
     "cli": {
         "",
         "cli_flags",
@@ -126,6 +127,7 @@ MAP = {
         "evaluation",
         "files",
         "generation",
+        "preprocessing",
     },
     "demo": {
         "config",
@@ -180,6 +182,7 @@ MAP = {
         "hub_model",
         "preprocessing",
         "report",
+        "seeds",
         "simulate",
     },
     "main": {"cli", "commands", "errors"},

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphastomics.ablation.configurations import BASELINE, Configuration, chosen
+from alphastomics.ablation.configurations import BASELINE, SWITCHES, Configuration, chosen
 from alphastomics.cli import OneLineParser, from_text
 from alphastomics.config import Config
-from alphastomics.config_file import document_fields, parse_document
+from alphastomics.config_file import LAYER_SECTION, document_fields, parse_document
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
 
@@ -35,7 +35,9 @@ def compare_configs(document: Mapping[str, Any], argv: Sequence[str]) -> str:
     merged = with_flags(document, arguments)
     config = parse_document(merged, SOURCE)
     check_budget(config)
-    configurations = selected(arguments)
+    layer = merged.get(LAYER_SECTION, {})
+    check_switches(layer)
+    configurations = selected(arguments, layer)
     folder = arguments.output_dir
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -109,7 +111,7 @@ def split_setting(text: str) -> tuple[str, Any]:
     fields = document_fields()
     if not equals or path not in fields:
         raise InputError(f"--set {text}: expected KEY=VALUE, as in training.batch_size=1024")
-    if path.endswith("use_gated_attention"):
+    if path.rpartition(".")[2] in SWITCHES:
         raise InputError(f"--set {text}: the configurations decide that; use --only")
     return path, from_text(value, fields[path])
 
@@ -122,6 +124,16 @@ def check_budget(config: Config) -> None:
         )
     if config.training.mode != "joint":
         raise InputError(f"{SOURCE}: training.mode: must be joint: both errors are compared")
+
+
+def check_switches(layer: Mapping[str, Any]) -> None:
+    """Refuse what every configuration sets for itself: it would be ignored."""
+    for key in SWITCHES:
+        if key in layer:
+            raise InputError(
+                f"{SOURCE}: {LAYER_SECTION}.{key}: the configurations decide that; remove it, and "
+                "choose among them with --only"
+            )
 
 
 def check_runs(
@@ -139,10 +151,11 @@ def check_runs(
             check_data(budget.settings(configuration, seed), metadata)
 
 
-def selected(arguments: argparse.Namespace) -> list[Configuration]:
+def selected(arguments: argparse.Namespace, layer: Mapping[str, Any]) -> list[Configuration]:
     """Return the configurations that were asked for, the reference among them."""
-    known = {one.name: one for one in chosen(full=arguments.full or arguments.only is not None)}
-    wanted = [one.name for one in chosen(full=arguments.full)]
+    full = arguments.full or arguments.only is not None
+    known = {one.name: one for one in chosen(full=full, layer=layer)}
+    wanted = [one.name for one in chosen(full=arguments.full, layer=layer)]
     if arguments.only is not None:
         wanted = [arguments.reference, *(n for n in arguments.only if n != arguments.reference)]
     elif arguments.reference not in wanted:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
+from alphastomics.config import LayerConfig
+from alphastomics.config_file import LAYER_SECTION, parse_document
+
 
 class Configuration(NamedTuple):
     """A name and the keys of `TransformerLayer_setting` that make it."""
@@ -29,8 +32,10 @@ class Figure(NamedTuple):
         return "%" if self.better == "lower" else "points"
 
 
-EXPERTS: dict[str, Any] = {"use_moe": True, "num_experts": 4, "moe_top_k": 2}
-GATED: dict[str, Any] = {"use_gated_attention": True, "gate_type": "headwise", "use_qk_norm": True}
+# The four differ in these two switches; gate, QK-norm and experts are what BASE_CONFIG says.
+SWITCHES = ("use_gated_attention", "use_moe")
+EXPERTS: dict[str, Any] = {"use_moe": True}
+GATED: dict[str, Any] = {"use_gated_attention": True}
 LINEAR: dict[str, Any] = {"use_gated_attention": False}
 DENSE: dict[str, Any] = {"use_moe": False}
 
@@ -60,8 +65,8 @@ def mixtures() -> list[Configuration]:
         Configuration(
             f"Gated + MoE {experts} top-{top_k} {size}",
             GATED
+            | EXPERTS
             | {
-                "use_moe": True,
                 "num_experts": experts,
                 "moe_top_k": top_k,
                 "moe_expert_size": size,
@@ -71,12 +76,24 @@ def mixtures() -> list[Configuration]:
     ]
 
 
-def chosen(*, full: bool) -> list[Configuration]:
-    """Return the four, or all; the four stand first, and none is there twice."""
+def chosen(*, full: bool, layer: Mapping[str, Any] | None = None) -> list[Configuration]:
+    """Return the four, or all; the four stand first, and none is there twice.
+
+    Parameters
+    ----------
+    full
+        Every gate, and every number and size of experts, too.
+    layer
+        `TransformerLayer_setting` of BASE_CONFIG, which the four share.
+    """
     if not full:
         return list(FOUR)
-    doubles = ("headwise gate, QK-norm", "Gated + MoE 4 top-2 split")
-    return [*FOUR, *(one for one in gates() + mixtures() if one.name not in doubles)]
+
+    def made(configuration: Configuration) -> LayerConfig:
+        return parse_document({LAYER_SECTION: {**(layer or {}), **configuration.layer}}, "").layer
+
+    known = [made(one) for one in FOUR]
+    return [*FOUR, *(one for one in gates() + mixtures() if made(one) not in known)]
 
 
 FIGURES = (

@@ -12,6 +12,7 @@ import torch
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.evaluation.distances import distance_mse
+from alphastomics.evaluation.expression import summary
 from alphastomics.evaluation.neighbours import knn_preservation
 from alphastomics.evaluation.position import procrustes
 from alphastomics.evaluation.ranks import distance_spearman
@@ -66,7 +67,7 @@ def place_figures(cells: InputCells, rows: np.ndarray, places: np.ndarray) -> di
     return {
         "distance_mse": distance_mse(found, true),
         "procrustes": procrustes(found, true, scale=True, reflection=True),
-        "spearman_mean": float(distance_spearman(found, true).mean()),
+        "spearman_mean": summary(distance_spearman(found, true), "Spearman of distances").mean,
         "knn_preservation": float(knn_preservation(found, true, k=NEIGHBOURS).mean()),
     }
 

@@ -20,6 +20,13 @@ import pandas as pd
 import torch
 from anndata import AnnData
 
+from alphastomics.api.notebook import (
+    for_notebooks,
+    logged_beside,
+    losses_of,
+    read_logged,
+    score_frame,
+)
 from alphastomics.api.settings import Settings, settled
 from alphastomics.api.setup import (
     Setup,
@@ -62,6 +69,7 @@ def untouched_randomness() -> Iterator[None]:
             np.random.set_state(numpy_state)  # noqa: NPY002 - as above
 
 
+@for_notebooks
 class AlphaSTomics(TrainedVerbs):
     """A generative model of tissue: where cells sit, what they express, and new tissue.
 
@@ -83,7 +91,9 @@ class AlphaSTomics(TrainedVerbs):
     config
         All settings.
     history
-        What was logged in training: a table with step, epoch, name and value.
+        Losses of training and validation: a table with step, epoch, name and value.
+    logged
+        Everything that was logged, the network's internals too, in the same form.
     """
 
     def __init__(
@@ -103,7 +113,7 @@ class AlphaSTomics(TrainedVerbs):
         self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
         self._dims = self._common_dims()
         self._model: TrainedModel | None = None
-        self.history = pd.DataFrame()
+        self.history = self.logged = pd.DataFrame()
         if folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="alphastomics-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -207,7 +217,9 @@ class AlphaSTomics(TrainedVerbs):
             record["verdict"] = summary["verdict"]
         self._model = TrainedModel(module, genes, record)
         self.config = module.config
-        self.history = pd.read_csv(RunFolder(Path(summary["run"])).metrics)
+        self.logged = read_logged(RunFolder(Path(summary["run"])).metrics)
+        self.history = losses_of(self.logged)
+        record["history"] = self.history.to_dict("list")
         return self
 
     def _placed(self, config: Config) -> Config:
@@ -242,9 +254,7 @@ class AlphaSTomics(TrainedVerbs):
                     scheduler=None,
                 )
 
-    def evaluate(
-        self, adata: Any = None, **keywords: Any
-    ) -> dict[str, dict[str, dict[str, float]]]:
+    def evaluate(self, adata: Any = None, **keywords: Any) -> pd.DataFrame:
         """Score the model beside the baselines, as `alphastomics test` does.
 
         Parameters
@@ -257,8 +267,9 @@ class AlphaSTomics(TrainedVerbs):
 
         Returns
         -------
-        dict
-            {mode: {method: {metric: value}}}. `save` and `push_to_hub` put it into the card.
+        pandas.DataFrame
+            Metrics in rows, modes and their methods in columns: `scores["expr_to_pos"]` is the
+            table of a mode. `save` and `push_to_hub` put it into the card.
         """
         model, config = self._trained(), settled(self.config, keywords)
         known = None
@@ -275,9 +286,9 @@ class AlphaSTomics(TrainedVerbs):
             known = read_processed(place, model.genes, "train")
         scores = evaluate(model.module, cells, known, config.sampling, config.seed.global_seed)
         model.record["scores"] = scores
-        return scores
+        return score_frame(scores)
 
-    def _held_out_scores(self) -> dict[str, dict[str, dict[str, float]]]:
+    def _held_out_scores(self) -> pd.DataFrame:
         """Return how the training judged itself: there are no test cells."""
         record = self._trained().record
         if "verdict" not in record:
@@ -286,7 +297,7 @@ class AlphaSTomics(TrainedVerbs):
                 "or train with train_ratio=0.8"
             )
         record["scores"] = record["verdict"]["scores"]
-        return dict(record["scores"])
+        return score_frame(record["scores"])
 
     @classmethod
     def load(cls, folder: str | Path) -> "AlphaSTomics":
@@ -299,7 +310,10 @@ class AlphaSTomics(TrainedVerbs):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         new = cls.__new__(cls)
         new.config = module.config
-        new.history = pd.DataFrame()
+        new.logged = logged_beside(path)
+        new.history = losses_of(new.logged)
+        if new.history.empty and isinstance(record.get("history"), dict):
+            new.history = pd.DataFrame(record["history"])
         new._data, new._setups = {}, {}
         new._dims = 3 if module.config.data.preprocessing.position_is_3d else 2
         new._folder, new._is_own_folder = path, False

@@ -226,4 +226,4 @@ def calling(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace(str(path), name)) from error
+        raise InputError(str(error).replace(str(path), name)) from None

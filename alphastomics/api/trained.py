@@ -16,6 +16,7 @@ import torch
 from anndata import AnnData
 from jaxtyping import Float, Float32
 
+from alphastomics.api.notebook import for_notebooks
 from alphastomics.api.settings import document_of, settled
 from alphastomics.api.setup import (
     Setup,
@@ -46,7 +47,7 @@ from alphastomics.generation.cells import (
 from alphastomics.generation.commands import read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
-from alphastomics.generation.output import frame_table, new_anndata, put_into
+from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
@@ -67,6 +68,7 @@ def encoder_alone(module: AlphaSTomicsModule, mode: str) -> Iterator[None]:
         trunk.layers = layers
 
 
+@for_notebooks
 class TrainedVerbs:
     """The verbs of a model that is trained; `AlphaSTomics` adds how it comes to be.
 
@@ -186,7 +188,7 @@ class TrainedVerbs:
         Parameters
         ----------
         adata
-            Cells with counts and coordinates.
+            Cells with counts; those without coordinates are embedded by expression alone.
         mode
             Which hidden state: encoder, transformer or all_layers.
         **keywords
@@ -278,8 +280,9 @@ class TrainedVerbs:
                 cells, made, frame, by_name=True, scale=False, reflection=mirrored
             )
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
-        put_into(scratch, made, cells, self._trained().genes, mode)
-        scratch.uns["alphastomics"] |= frame_table(framed)
+        if "alphastomics" in adata.uns:
+            scratch.uns["alphastomics"] = adata.uns["alphastomics"]
+        put_into(scratch, made, cells, self._trained().genes, mode, framed)
         for place in ("obsm", "layers", "uns"):
             for key, value in getattr(scratch, place).items():
                 put_quietly(adata, place, key, value)

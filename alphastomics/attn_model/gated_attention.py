@@ -68,6 +68,23 @@ def without_padding(
     return cells if node_mask is None else cells.masked_fill(~node_mask[..., None], 0)
 
 
+def overridden(
+    settings: LayerConfig,
+    *,
+    use_gated_attention: bool | None,
+    gate_type: Gate | None,
+    use_qk_norm: bool | None,
+) -> LayerConfig:
+    """Return the settings with the documented keywords in their place; None leaves a setting."""
+    attention = {True: "softmax", False: "linear", None: settings.attention}[use_gated_attention]
+    require_setting(
+        attention == "softmax" or gate_type in (None, "none"),
+        f"gate_type: linear attention has no gate; leave it out, got {gate_type!r}",
+    )
+    given = {"attention": attention, "gate": gate_type, "use_qk_norm": use_qk_norm}
+    return settings.model_copy(update={key: v for key, v in given.items() if v is not None})
+
+
 class GatedMultiHeadAttention(nn.Module):
     """Exact softmax attention with a sigmoid gate on each head's output.
 
@@ -77,7 +94,7 @@ class GatedMultiHeadAttention(nn.Module):
         Width of a cell; a multiple of `n_heads`.
     n_heads
         Heads.
-    gate
+    gate_type
         `headwise`: one number a head; `elementwise`: one an element; `none`: plain attention.
         The gate's weights start at zero, so every gate starts at sigmoid(0) = 0.5.
     use_qk_norm
@@ -89,7 +106,7 @@ class GatedMultiHeadAttention(nn.Module):
         d_model: int,
         n_heads: int,
         *,
-        gate: Gate = _SETTINGS.gate,
+        gate_type: Gate = _SETTINGS.gate,
         use_qk_norm: bool = _SETTINGS.use_qk_norm,
     ) -> None:
         super().__init__()
@@ -97,10 +114,11 @@ class GatedMultiHeadAttention(nn.Module):
             d_model > 0 and n_heads > 0 and d_model % n_heads == 0,
             f"d_model: expected a positive multiple of n_heads ({n_heads}), got {d_model}",
         )
-        require_choice("gate", gate, get_args(Gate))
-        self.d_model, self.n_heads, self.gate = d_model, n_heads, gate
+        require_choice("gate_type", gate_type, get_args(Gate))
+        self.d_model, self.n_heads, self.gate = d_model, n_heads, gate_type
         self.d_head = d_model // n_heads
-        self.in_projection = nn.Linear(d_model, 3 * d_model + gate_width(gate, d_model, n_heads))
+        gate_size = gate_width(gate_type, d_model, n_heads)
+        self.in_projection = nn.Linear(d_model, 3 * d_model + gate_size)
         self.out_projection = nn.Linear(d_model, d_model)
         self.query_norm = nn.RMSNorm(self.d_head, eps=NORM_EPSILON) if use_qk_norm else None
         self.key_norm = nn.RMSNorm(self.d_head, eps=NORM_EPSILON) if use_qk_norm else None

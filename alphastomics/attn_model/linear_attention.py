@@ -31,7 +31,7 @@ class LinearMultiHeadAttention(GatedMultiHeadAttention):
     def __init__(
         self, d_model: int, n_heads: int, *, use_qk_norm: bool = _SETTINGS.use_qk_norm
     ) -> None:
-        super().__init__(d_model, n_heads, gate="none", use_qk_norm=use_qk_norm)
+        super().__init__(d_model, n_heads, gate_type="none", use_qk_norm=use_qk_norm)
 
     def mix(
         self,

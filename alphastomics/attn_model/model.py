@@ -108,6 +108,9 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.num_genes, self.settings = num_genes, settings
+        # Set in training: one unit of positions in the user's units, and whether mirrors count.
+        self.position_scale: float | None = None
+        self.reflection = True
         self.smoothing = {
             "rounds": smoothing_rounds,
             "neighbours": smoothing_neighbours,
@@ -320,6 +323,19 @@ class Model(nn.Module):
     def router_parameters(self) -> dict[str, nn.Parameter]:
         """Name the weights that score experts: their gradient norm tells a healthy router."""
         return {name: p for name, p in self.named_parameters() if name.endswith("router.weight")}
+
+    def router_time_modulations(self) -> list[nn.Module]:
+        """List what lets time act on the routers, by layer; empty without experts or with it off.
+
+        All weights start at zero, and their norm tells how much the routers listen to time.
+        """
+        found = [layer.router_time_modulation for layer in self.trunk.layers]
+        return [modulation for modulation in found if isinstance(modulation, nn.Module)]
+
+    def adaln_parameters(self) -> dict[str, nn.Parameter]:
+        """Name the weights of AdaLN: those by which time acts on layers, not on routers."""
+        every = self.time_modulation_parameters()
+        return {name: p for name, p in every.items() if "router_time_modulation" not in name}
 
     def time_modulation_parameters(self) -> dict[str, nn.Parameter]:
         """Name the weights by which time acts on layers and routers; all of them start at zero."""

@@ -18,7 +18,12 @@ from alphastomics.attn_model.embedding import (
     centered,
     seen_coordinates,
 )
-from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention, without_padding
+from alphastomics.attn_model.gated_attention import (
+    Gate,
+    GatedMultiHeadAttention,
+    overridden,
+    without_padding,
+)
 from alphastomics.attn_model.gene_curve import GeneCurve
 from alphastomics.attn_model.inputs import (
     require_cells,
@@ -71,7 +76,7 @@ def make_attention(d_model: int, n_heads: int, settings: LayerConfig) -> GatedMu
     if settings.attention == "linear":
         return LinearMultiHeadAttention(d_model, n_heads, use_qk_norm=settings.use_qk_norm)
     return GatedMultiHeadAttention(
-        d_model, n_heads, gate=settings.gate, use_qk_norm=settings.use_qk_norm
+        d_model, n_heads, gate_type=settings.gate, use_qk_norm=settings.use_qk_norm
     )
 
 
@@ -98,6 +103,8 @@ class TransformerLayer(nn.Module):
     ----------
     d_model, n_heads, d_ff, dropout
         Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
+    use_gated_attention, gate_type, use_qk_norm
+        The documented keywords of the file; None leaves what `settings` say.
     settings
         Kind of attention, gate and feed-forward.
     """
@@ -109,10 +116,19 @@ class TransformerLayer(nn.Module):
         *,
         d_ff: int | None = _SIZE.d_ff,
         dropout: float = _SIZE.dropout,
+        use_gated_attention: bool | None = None,
+        gate_type: Gate | None = None,
+        use_qk_norm: bool | None = None,
         settings: LayerConfig = _SETTINGS,
     ) -> None:
         super().__init__()
         require_setting(0 <= dropout < 1, f"dropout: expected 0 <= dropout < 1, got {dropout}")
+        settings = overridden(
+            settings,
+            use_gated_attention=use_gated_attention,
+            gate_type=gate_type,
+            use_qk_norm=use_qk_norm,
+        )
         self.d_model = d_model
         self.attention = make_attention(d_model, n_heads, settings)
         self.feed_forward = make_feed_forward(

@@ -44,3 +44,22 @@ def aligned(
     moved = centered(source, node_mask)
     rotation = best_rotation(moved, centered(target, node_mask), reflection=reflection)
     return (moved.double() @ rotation.mT).to(source.dtype)
+
+
+def turned(
+    source: Float[Tensor, "B N 3"],
+    target: Float[Tensor, "B N 3"],
+    node_mask: Bool[Tensor, "B N"],
+    anchors: Bool[Tensor, "B N"],
+    reflection: bool,  # noqa: FBT001 - one of the settings of the turn
+) -> Float[Tensor, "B N 3"]:
+    """Move `source` rigidly so that its anchors come nearest to the target's."""
+    weight = anchors[..., None].double()
+    count = weight.sum(1, keepdim=True).clamp(min=1)
+    means = [(points.double() * weight).sum(1, keepdim=True) / count for points in (source, target)]
+    moved = source.double() - means[0]
+    rotation = best_rotation(
+        moved * weight, (target.double() - means[1]) * weight, reflection=reflection
+    )
+    turned_source = moved @ rotation.mT + means[1]
+    return (turned_source * node_mask[..., None]).to(source.dtype)

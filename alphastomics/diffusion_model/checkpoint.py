@@ -8,6 +8,7 @@ sha256 of all its content under `sha256`: torch itself does not notice a flipped
 import hashlib
 import io
 import json
+import logging
 import math
 import pickle
 import struct
@@ -30,8 +31,12 @@ from alphastomics.diffusion_model.bounds import (
     unfit,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.run_folder import checkpoint_of
+from alphastomics.diffusion_model.trainer_module import TrainerModule
 from alphastomics.errors import InputError
 from alphastomics.files import write_bytes, write_text
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 OWN_KEY, SEAL_KEY = "alphastomics", "sha256"
@@ -106,7 +111,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         """Write a checkpoint, complete or not at all."""
-        content = plain(checkpoint)
+        content = plain({key: value for key, value in checkpoint.items() if key != SEAL_KEY})
         content[SEAL_KEY] = digest(content)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -202,6 +207,20 @@ def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def sign(checkpoint: dict[str, Any], module: TrainerModule) -> None:
+    """Add what a checkpoint says of itself and its checksum: any Trainer's can then be read."""
+    assert isinstance(module, AlphaSTomicsModule)
+    genes = module.genes or [f"gene_{number}" for number in range(module.model.num_genes)]
+    checkpoint[OWN_KEY] = card_of(module, genes)
+    try:
+        content = plain(checkpoint)
+    except TypeError as error:
+        logger.warning("%s: the commands will refuse this checkpoint; a Trainer reads it", error)
+        return
+    checkpoint.update(content)
+    checkpoint[SEAL_KEY] = digest(content)
+
+
 def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, data: str) -> None:
     """Refuse data whose genes are not the checkpoint's, in order; show the first difference."""
     if list(known) == list(found):
@@ -217,10 +236,16 @@ def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, d
     )
 
 
-def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
-    """Build the module of a checkpoint, or of an exported folder, and return it with its genes."""
+def load_module(
+    path: Path, kind: type[AlphaSTomicsModule] = AlphaSTomicsModule
+) -> tuple[AlphaSTomicsModule, list[str]]:
+    """Build the module of a checkpoint, and return it with its genes.
+
+    The folder of a run stands for its best checkpoint; an exported folder will do, too.
+    """
     if (path / WEIGHTS_FILE).is_file():
-        return import_weights(path)
+        return import_weights(path, kind)
+    path = checkpoint_of(path)
     content = read_checkpoint(path)
     weights = content["state_dict"]
     shapes = {
@@ -228,7 +253,7 @@ def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
         for name, value in weights.items()
         if name.startswith(MODEL_PREFIX)
     }
-    module = module_of(content[OWN_KEY], shapes, path)
+    module = module_of(content[OWN_KEY], shapes, path, kind)
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
@@ -236,11 +261,17 @@ def load_module(path: Path) -> tuple[AlphaSTomicsModule, list[str]]:
     return module, content[OWN_KEY]["genes"]
 
 
-def module_of(card: dict[str, Any], shapes: Shapes, path: Path) -> AlphaSTomicsModule:
+def module_of(
+    card: dict[str, Any],
+    shapes: Shapes,
+    path: Path,
+    kind: type[AlphaSTomicsModule] = AlphaSTomicsModule,
+) -> AlphaSTomicsModule:
     """Build the module that a checkpoint says it is, if its weights are those of one."""
     config = parse_document(card["config"], str(path))
     require_fitting(config, len(card["genes"]), shapes, path)
-    module = AlphaSTomicsModule(config, len(card["genes"]), position_scale=card["position_scale"])
+    module = kind(config, len(card["genes"]), position_scale=card["position_scale"])
+    module.genes = list(card["genes"])
     module.normalization = card["normalization"]
     module.flat = card["flat"]
     module.training_digest = card.get("training_digest")
@@ -260,7 +291,9 @@ def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Pat
     return folder / WEIGHTS_FILE
 
 
-def import_weights(folder: Path) -> tuple[AlphaSTomicsModule, list[str]]:
+def import_weights(
+    folder: Path, kind: type[AlphaSTomicsModule] = AlphaSTomicsModule
+) -> tuple[AlphaSTomicsModule, list[str]]:
     """Build the module of a folder that `export_weights` wrote: both networks are the average."""
     from safetensors import SafetensorError, safe_open
 
@@ -270,7 +303,7 @@ def import_weights(folder: Path) -> tuple[AlphaSTomicsModule, list[str]]:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            module = module_of(card, shapes, folder / CONFIG_FILE)
+            module = module_of(card, shapes, folder / CONFIG_FILE, kind)
             found = {name: file.get_tensor(name) for name in names}
             seal = (file.metadata() or {}).get(SEAL_KEY)
     except (SafetensorError, OSError) as error:

@@ -7,9 +7,9 @@ outside; inside, each set is centred and divided by one number per data set.
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from jaxtyping import Bool, Float, Int
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -25,12 +25,12 @@ from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
     Entries,
-    LossTerms,
     errors_of_sets,
     position_error,
 )
 from alphastomics.diffusion_model.noise import NoiseModel, centered
-from alphastomics.diffusion_model.step import Scored, Seen
+from alphastomics.diffusion_model.step import Scored, Seen, named_terms
+from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
@@ -39,7 +39,7 @@ from alphastomics.utils.dataholder import DataHolder
 VALIDATION_DRAWS = 4
 
 
-class AlphaSTomicsModule(pl.LightningModule):
+class AlphaSTomicsModule(TrainerModule):
     """The diffusion model of expression and position.
 
     Parameters
@@ -49,21 +49,22 @@ class AlphaSTomicsModule(pl.LightningModule):
     num_genes
         Genes of the data.
     position_scale
-        What one unit inside the model is in the user's units.
+        What one unit inside the model is in the user's units; None learns it from the data.
     """
 
-    position_scale: Tensor
     slice_rotation: Tensor
     updates: Tensor
     skipped_steps: Tensor
 
     def __init__(
-        self, cfg: Config | Mapping[str, Any], num_genes: int, *, position_scale: float = 1.0
+        self,
+        cfg: Config | Mapping[str, Any],
+        num_genes: int,
+        *,
+        position_scale: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(position_scale)
         self.config = as_config(cfg)
-        if not (math.isfinite(position_scale) and position_scale > 0):
-            raise InputError(f"position_scale: expected a number above 0, got {position_scale}")
         self.model = Model.from_config(self.config, num_genes)
         self.average = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
         self.noise_model = NoiseModel(self.config.diffusion)
@@ -75,31 +76,37 @@ class AlphaSTomicsModule(pl.LightningModule):
             loss.position,
             reflection=loss.reflection,
         )
-        # float64, so that a scale survives the way through a checkpoint to the last digit.
-        scale = torch.tensor(position_scale, dtype=torch.float64)
-        self.register_buffer("position_scale", scale)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
         # Rotation of each slice into the frame that the slices share; none is known by itself.
         self.register_buffer(
             "slice_rotation", torch.eye(3, dtype=torch.float64)[None], persistent=False
         )
-        self.slice_names: list[str] = []
-        # What was done to the expression that the module is trained on; None where nobody said.
-        self.normalization: dict[str, Any] | None = None
-        # Whether every set that it is trained on lies in a plane: so does what it makes of nothing.
-        self.flat = False
-        # By what it knows its training cells again; None where nobody said.
-        self.training_digest: str | None = None
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
         self.gradient_norm = 0.0
         self.last: Scored | None = None
+        self.share_scale()
 
     @property
     def denoiser(self) -> Model:
         """Return the network to use: the averaged one, unless it is being trained."""
         return self.model if self.training else self.average
+
+    def forward(
+        self,
+        expression: Float[Tensor, "B N G"],
+        positions: Float[Tensor, "B N 3"],
+        diffusion_time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+        **masks: Tensor,
+    ) -> Prediction:
+        """Predict clean cells, positions in the user's units and centred; `masks` as in `Model`."""
+        mask = torch.ones_like(positions[..., 0]).bool() if node_mask is None else node_mask
+        self.require_scale(DataHolder.of(expression, positions, mask))
+        inner = (centered(positions.double(), mask) / self.position_scale).to(expression.dtype)
+        found = self.denoiser(expression, inner, diffusion_time, mask, **masks)
+        return found._replace(position=(found.position * self.position_scale).to(positions.dtype))
 
     def inner_positions(
         self, batch: DataHolder, turn: Float[Tensor, "B 3 3"] | None
@@ -109,6 +116,7 @@ class AlphaSTomicsModule(pl.LightningModule):
         The losses ignore the frame, so that nothing fixes the frame of a prediction; the network
         must be at home in all of them, since a sampler goes on in whichever comes.
         """
+        self.require_scale(batch)
         moved = centered(batch.positions.double(), batch.node_mask) / self.position_scale
         if turn is not None:
             moved = moved @ turn.mT
@@ -151,7 +159,8 @@ class AlphaSTomicsModule(pl.LightningModule):
             weight = self.config.loss.lambda_position
             terms = terms._replace(total=terms.total + weight * off, position=terms.position + off)
         errors = errors_of_sets(predicted, true, entries)
-        return Scored(terms, prediction, batch.node_mask, times, errors)
+        batch = replace(batch, diffusion_time=seen.times)
+        return Scored(terms, prediction, batch, times, errors)
 
     def expected(
         self, batch: DataHolder, seen: Seen, smoothed: Tensor | None
@@ -277,9 +286,17 @@ class AlphaSTomicsModule(pl.LightningModule):
 
     def validation_step(self, batch: DataHolder, batch_idx: int) -> None:
         """Score the averaged network on draws that are the same in every epoch."""
+        self.log_held_out(batch, "val", "validation")
+
+    def test_step(self, batch: DataHolder, batch_idx: int) -> None:
+        """Score the averaged network on test cells, as in validation."""
+        self.log_held_out(batch, "test", "test")
+
+    def log_held_out(self, batch: DataHolder, stage: str, purpose: str) -> None:
+        """Log the loss of held-out cells, averaged over several samples of time and noise."""
         for number in range(VALIDATION_DRAWS):
-            scored = self.score(batch, self.draw(batch, "validation", number))
-            values = named_terms("val", scored.terms)
+            scored = self.score(batch, self.draw(batch, purpose, number))
+            values = named_terms(stage, scored.terms)
             self.log_dict(values, batch_size=int(batch.node_mask.sum()), sync_dist=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -345,21 +362,6 @@ class AlphaSTomicsModule(pl.LightningModule):
         }
 
 
-def is_distributed() -> bool:
-    """Say whether this is one of several processes that train together."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:
-    """Return the terms of a loss under the names they are logged by."""
-    total, *_ = terms
-    return {f"{stage}/loss": total.detach()} | {
-        f"{stage}/{name}": value.detach()
-        for name, value in terms._asdict().items()
-        if name != "total"
-    }
-
-
 def whole_tensor(value: Tensor) -> Tensor:
     """Return a number that is sharded over ranks as a plain one."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -377,12 +379,13 @@ class MaskedDiffusionModule(AlphaSTomicsModule):
     """The same model with masked diffusion switched on, whatever the config says."""
 
     def __init__(
-        self, cfg: Config | Mapping[str, Any], num_genes: int, *, position_scale: float = 1.0
+        self,
+        cfg: Config | Mapping[str, Any],
+        num_genes: int,
+        *,
+        position_scale: float | None = None,
     ) -> None:
         config = as_config(cfg)
         masking = config.masking.model_copy(update={"enable": True})
-        super().__init__(
-            config.model_copy(update={"masking": masking}),
-            num_genes,
-            position_scale=position_scale,
-        )
+        config = config.model_copy(update={"masking": masking})
+        super().__init__(config, num_genes, position_scale=position_scale)

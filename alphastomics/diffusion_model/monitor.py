@@ -14,11 +14,8 @@ from torch import Tensor, nn
 
 from alphastomics.attn_model.inspection import gate_moments, record
 from alphastomics.attn_model.routing import balance_loss, expert_use, normalized_use_entropy
-from alphastomics.diffusion_model.module import (
-    AlphaSTomicsModule,
-    named_terms,
-    whole_tensor,
-)
+from alphastomics.diffusion_model.module import AlphaSTomicsModule, whole_tensor
+from alphastomics.diffusion_model.step import named_terms
 from alphastomics.diffusion_model.zero import gradient_of
 from alphastomics.utils.dataholder import DataHolder
 
@@ -27,7 +24,9 @@ logger = logging.getLogger(__name__)
 GRADIENT_EVERY = 100  # steps between two looks at gradients and modulation weights
 ENTROPY_FLOOR, GATE_CEILING = 0.5, 0.95
 GRADIENT_CEILING, GRADIENT_FLOOR = 10.0, 0.01
-LOOKS_BEFORE_WARNING = 10  # one small gradient is chance; ten in a row, or no change at all, is not
+# One small gradient is chance, three in a row are not; and a run of 300 steps has three looks.
+LOOKS_BEFORE_WARNING = 3
+FLAT_CHANGE = 1e-4  # relative: a norm that moves less over three looks is flat
 PROBE_TIMES = (0.1, 0.5, 0.9)
 
 ADVICE = {
@@ -39,8 +38,8 @@ ADVICE = {
     "or training.gradient_clip_val, or set moe_z_loss_weight (0.001)",
     "grad/moe_gate_grad_vanishing": "the router hardly learns any more: raise the learning rate "
     "or the balance weight, or use fewer experts",
-    "time_cond/frozen_warning": "the time modulation does not change: check that it is trained "
-    "(learning rate, frozen parameters) and that several times are drawn",
+    "time_cond/frozen_warning": "the routers' time modulation does not change: check that it is "
+    "trained (learning rate, frozen parameters) and that several times are drawn",
 }
 
 
@@ -67,6 +66,24 @@ def norm_of(tensors: list[Tensor]) -> float:
     norms = [torch.linalg.vector_norm(tensor.detach().float()) for tensor in tensors]
     total = torch.linalg.vector_norm(torch.stack([whole_tensor(norm) for norm in norms]))
     return float(total)
+
+
+def mean_of(values: list[float]) -> float:
+    """Mean of some numbers."""
+    return sum(values) / len(values)
+
+
+def router_modulation_norm(module: AlphaSTomicsModule) -> float | None:
+    """L2 norm of a router's time modulation, mean over layers; None where there is none."""
+    modulations = module.model.router_time_modulations()
+    return (
+        mean_of([norm_of(list(one.parameters())) for one in modulations]) if modulations else None
+    )
+
+
+def adaln_norm(module: AlphaSTomicsModule) -> float:
+    """L2 norm of all AdaLN weights together."""
+    return norm_of(list(module.model.adaln_parameters().values()))
 
 
 def gradients_of(weights: dict[str, nn.Parameter]) -> list[Tensor]:
@@ -114,8 +131,11 @@ class Monitor(pl.Callback):
     def gradient_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
         """Gradient norms of the routers and of the time modulation."""
         model = module.model
-        time = gradients_of(model.time_modulation_parameters())
-        values = {"grad/time_modulation_grad_norm": norm_of(time)}
+        values = {"grad/adaln_grad_norm": norm_of(gradients_of(model.adaln_parameters()))}
+        modulations = model.router_time_modulations()
+        if modulations:
+            by_layer = [norm_of(gradients_of(dict(one.named_parameters()))) for one in modulations]
+            values["grad/time_modulation_grad_norm"] = mean_of(by_layer)
         router = gradients_of(model.router_parameters())
         if router:
             norm = norm_of(router)
@@ -133,11 +153,15 @@ class Monitor(pl.Callback):
         return values
 
     def modulation_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
-        """L2 norm of the time modulation's weights: it grows while the network learns from time."""
-        norm = norm_of(list(module.model.time_modulation_parameters().values()))
+        """L2 norm of the routers' time modulation: it grows while they learn from time."""
+        values = {"adaln/modulation_l2_norm": adaln_norm(module)}
+        norm = router_modulation_norm(module)
+        if norm is None:
+            return values
         self.norms.append(norm)
-        frozen = len(self.norms) == LOOKS_BEFORE_WARNING and len(set(self.norms)) == 1
-        return {
+        change = max(self.norms) - min(self.norms)
+        frozen = len(self.norms) == LOOKS_BEFORE_WARNING and change <= FLAT_CHANGE * norm
+        return values | {
             "time_cond/modulation_l2_norm": norm,
             "time_cond/frozen_warning": self.episodes.update(
                 "time_cond/frozen_warning", happening=frozen, detail=f"norm {norm:.3g}"
@@ -196,7 +220,7 @@ class Monitor(pl.Callback):
         gates = module.last.prediction.aux.gates
         if not gates:
             return {}
-        by_layer = [gate_moments(gate, module.last.node_mask) for gate in gates]
+        by_layer = [gate_moments(gate, module.last.batch.node_mask) for gate in gates]
         mean, std = (torch.stack(each).mean() for each in zip(*by_layer, strict=True))
         moments = {"gate/activation_mean": mean, "gate/activation_std": std}
         values = mean_over_ranks(trainer, moments)
@@ -212,8 +236,11 @@ class Monitor(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the modulation's norm once an epoch."""
         assert isinstance(pl_module, AlphaSTomicsModule)
-        norm = norm_of(list(pl_module.model.time_modulation_parameters().values()))
-        publish(trainer, {"time_cond_epoch/modulation_l2_norm": norm})
+        values = {"adaln_epoch/modulation_l2_norm": adaln_norm(pl_module)}
+        norm = router_modulation_norm(pl_module)
+        if norm is not None:
+            values["time_cond_epoch/modulation_l2_norm"] = norm
+        publish(trainer, values)
 
     def on_validation_batch_end(
         self,

@@ -204,6 +204,33 @@ def _move(names: list[Path], source: Path, target: Path) -> None:
             folder.rmdir()
 
 
+def best_checkpoint(folder: RunFolder) -> Path:
+    """Return the checkpoint that a run holds for its best, or else its last."""
+    if not folder.exists():
+        raise InputError(f"{folder.path}: not the folder of a run (train makes one)")
+    summary = folder.path / "report.json"
+    if summary.is_file():
+        try:
+            named = Path(json.loads(summary.read_text(encoding="utf-8"))["best_checkpoint"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"{summary}: damaged; name the checkpoint with --checkpoint"
+            ) from error
+        # By its name alone: the folder may have been moved since.
+        best = folder.checkpoints / named.name
+        if best.is_file():
+            return best
+    if not folder.last.is_file():
+        raise InputError(f"{folder.path}: has no checkpoint yet; wait for one, or name another run")
+    return folder.last
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Return the checkpoint that a path means: the best one of a run's folder, else the path."""
+    folder = RunFolder(path)
+    return best_checkpoint(folder) if folder.exists() else path
+
+
 def environment() -> dict[str, Any]:
     """Return what the run runs on."""
     import torch

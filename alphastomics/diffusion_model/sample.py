@@ -7,17 +7,18 @@ whose place is known are turned into it, and everything is turned back at the en
 are turned onto the last one and onto the noisy cells, these the more the less noise they hold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from alphastomics.attn_model.model import Model
 from alphastomics.config import Mode, SamplingConfig
-from alphastomics.diffusion_model.alignment import best_rotation
+from alphastomics.diffusion_model.alignment import best_rotation, turned
 from alphastomics.diffusion_model.noise import (
     NoiseModel,
     centered,
@@ -75,13 +76,13 @@ class DiffusionSampler:
     Parameters
     ----------
     model
-        The network.
+        The network, or the module that it was trained in, whose averaged network is used.
     noise_model
         The schedule it was trained with.
     position_scale
-        What one unit inside the model is in the user's units.
+        What one unit inside the model is in the user's units; None asks the trained network.
     reflection
-        Whether mirror images counted as the same in training.
+        Whether mirror images counted as the same in training; None asks the trained network.
     """
 
     def __init__(
@@ -89,11 +90,15 @@ class DiffusionSampler:
         model: Denoiser,
         noise_model: NoiseModel,
         *,
-        position_scale: float = 1.0,
-        reflection: bool = True,
+        position_scale: float | None = None,
+        reflection: bool | None = None,
     ) -> None:
-        self.model, self.noise_model = model, noise_model
-        self.position_scale, self.reflection = position_scale, reflection
+        self.model: Denoiser = getattr(model, "average", model)
+        self.noise_model = noise_model
+        learned = getattr(self.model, "position_scale", None) or 1.0
+        self.position_scale = learned if position_scale is None else position_scale
+        mirrored = getattr(self.model, "reflection", True)
+        self.reflection = mirrored if reflection is None else reflection
 
     @torch.no_grad()
     def sample(
@@ -142,8 +147,22 @@ class DiffusionSampler:
         """
         run = _Run(self, expr, pos, mask, mode, known, generator)
         run.require(num_steps, sampler)
-        clean = run.solve(num_steps, sampler, noise, watch)
+        with without_dropout(self.model):
+            clean = run.solve(num_steps, sampler, noise, watch)
         return run.outside(clean)
+
+
+@contextmanager
+def without_dropout(model: Denoiser) -> Iterator[None]:
+    """Put a network into evaluation mode, and back."""
+    network = model if isinstance(model, nn.Module) and model.training else None
+    if network is not None:
+        network.eval()
+    try:
+        yield
+    finally:
+        if network is not None:
+            network.train()
 
 
 class _Run:
@@ -376,22 +395,3 @@ class _Run:
         position = (position + self.center) * self.mask[..., None]
         position = torch.where(self.placed[..., None], self.given.position.double(), position)
         return expression, position.to(self.given.position.dtype)
-
-
-def turned(
-    source: Float[Tensor, "B N 3"],
-    target: Float[Tensor, "B N 3"],
-    node_mask: Bool[Tensor, "B N"],
-    anchors: Bool[Tensor, "B N"],
-    reflection: bool,  # noqa: FBT001 - one of the settings of the turn
-) -> Float[Tensor, "B N 3"]:
-    """Move `source` rigidly so that its anchors come nearest to the target's."""
-    weight = anchors[..., None].double()
-    count = weight.sum(1, keepdim=True).clamp(min=1)
-    means = [(points.double() * weight).sum(1, keepdim=True) / count for points in (source, target)]
-    moved = source.double() - means[0]
-    rotation = best_rotation(
-        moved * weight, (target.double() - means[1]) * weight, reflection=reflection
-    )
-    turned_source = moved @ rotation.mT + means[1]
-    return (turned_source * node_mask[..., None]).to(source.dtype)

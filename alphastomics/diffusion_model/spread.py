@@ -21,6 +21,8 @@ from alphastomics.config import Config, DistributedConfig
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 LIGHTNING_PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "32": "32-true"}
 
 
@@ -32,14 +34,16 @@ class Devices(NamedTuple):
 
 
 def choose_devices(settings: DistributedConfig) -> Devices:
-    """Return what to run on; more GPUs than the machine has are refused.
+    """Return what to run on: the CPU without a GPU; more GPUs than there are, are refused.
 
     Under a launcher such as torchrun on CPUs, each of its processes is a device.
     """
     present = torch.cuda.device_count()
     launched = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     asked = launched * (present > 0) if settings.devices == "auto" else settings.devices
-    if asked == 0 or (present == 0 and asked == 1):
+    if asked == 0 or present == 0:
+        if asked > 1:
+            logger.warning("--gpus %d: this machine has no GPU: training on the CPU", asked)
         devices = Devices("cpu", launched)
     elif asked > present:
         raise InputError(

@@ -8,14 +8,15 @@ from torch import Tensor
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.diffusion_model.loss import LossTerms
 from alphastomics.diffusion_model.masking import Hidden
+from alphastomics.utils.dataholder import DataHolder
 
 
 class Scored(NamedTuple):
-    """What a step made: the loss, the prediction with the network's statistics, and the mask."""
+    """What a step made: the loss, the prediction, and the batch with its diffusion time."""
 
     terms: LossTerms
     prediction: Prediction
-    node_mask: Tensor
+    batch: DataHolder
     times: Tensor
     errors: Tensor
     """Mean squared error of expression and position of each set (B, 2)."""
@@ -58,3 +59,13 @@ class Seen(NamedTuple):
             smoothed=smoothed,
             expected=expected,
         )
+
+
+def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:
+    """Return the terms of a loss under the names they are logged by."""
+    total, *_ = terms
+    return {f"{stage}/loss": total.detach()} | {
+        f"{stage}/{name}": value.detach()
+        for name, value in terms._asdict().items()
+        if name != "total"
+    }

@@ -11,8 +11,8 @@ import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
 
-from alphastomics.attn_model.accounting import account
-from alphastomics.config import Config, LayerConfig
+from alphastomics.config import Config
+from alphastomics.diffusion_model.advice import describe
 from alphastomics.diffusion_model.callbacks import (
     Keeper,
     Progress,
@@ -41,6 +41,8 @@ from alphastomics.diffusion_model.spread import (
     shard_model,
     stand_back,
 )
+from alphastomics.diffusion_model.tracking import wandb_mode
+from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
 from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
@@ -95,6 +97,7 @@ class TrainedModule(AlphaSTomicsModule):
 
     def on_train_start(self) -> None:
         """Note that everything was restored: what fails from here on is not the checkpoint's."""
+        super().on_train_start()
         self.has_begun = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -129,7 +132,8 @@ def resume_path(request: Request, folder: RunFolder) -> Path | None:
     if request.resume is None:
         return None
     if request.resume != "last":
-        return Path(request.resume)
+        named = Path(request.resume)
+        return RunFolder(named).last if RunFolder(named).exists() else named
     if not folder.last.is_file():
         logger.info("%s: no checkpoint yet; starting anew", folder.path)
         return None
@@ -148,14 +152,13 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
             return [csv_log, TensorBoardLogger(folder.path, name="tensorboard", version="")]
         from lightning.pytorch.loggers import WandbLogger
 
-        # Offline unless the user has logged in: no account is needed to train.
         return [
             csv_log,
             WandbLogger(
                 project=config.logging.wandb_project,
                 name=config.logging.exp_name,
                 save_dir=str(folder.path),
-                mode="offline",
+                mode=wandb_mode(),
             ),
         ]
     except ModuleNotFoundError as error:
@@ -164,44 +167,14 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
         ) from error
 
 
-def rule_of_thumb(layer: LayerConfig, cells: int) -> str | None:
-    """Say when the number of experts is far from what the number of cells suggests."""
-    if not layer.use_moe:
-        return None
-    experts, top_k = (4, 1) if cells < 10_000 else (8, 2) if cells <= 100_000 else (16, 2)
-    if experts / 2 <= layer.num_experts <= experts * 2:
-        return None
-    return (
-        f"{layer.num_experts} experts for {cells:,} cells: as a rule of thumb use {experts} with "
-        f"top-{top_k}, and a balance weight of 0.01 to 0.1"
-    )
-
-
-def describe(module: AlphaSTomicsModule, metadata: Metadata, set_size: int) -> None:
-    """Log what will be trained on what."""
-    costs = account(module.model, set_size)
-    cells = metadata.splits["train"].cells
-    logger.info(
-        "%s parameters (%s active), %.2g FLOPs a cell and step; %s training cells, %d genes",
-        f"{costs['parameters_total']:,}",
-        f"{costs['parameters_active']:,}",
-        float(costs["flops_per_cell_step"]),
-        f"{cells:,}",
-        metadata.num_genes,
-    )
-    advice = rule_of_thumb(module.config.layer, cells)
-    if advice:
-        logger.warning("%s", advice)
-
-
 def position_scale(config: Config, metadata: Metadata) -> float:
     """Return what becomes 1 inside the model: the spread of the cells of a set, one number.
 
     A set drawn across slices spreads as the whole data set does, one of a slice as slices do.
     """
-    statistics = metadata.position_statistics
-    assert statistics is not None  # there are training cells: checked before
-    return statistics.scale if mixes_slices(config, metadata) else statistics.within_slice_scale
+    scale = scale_of_metadata(metadata, mixed=mixes_slices(config, metadata))
+    assert scale is not None  # there are training cells: checked before
+    return scale
 
 
 def mixes_slices(config: Config, metadata: Metadata) -> bool:
@@ -214,7 +187,7 @@ def mixes_slices(config: Config, metadata: Metadata) -> bool:
 
 def quiet_lightning() -> None:
     """Leave it to us to speak: tips and notes on hardware are not the user's concern."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

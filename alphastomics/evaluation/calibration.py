@@ -62,10 +62,20 @@ def calibration(
     inside = (found.low <= true) & (true <= found.high)
     error = np.square(estimate.astype(np.float64) - true).sum(1)
     spread = np.square(found.deviation.astype(np.float64)).sum(1)
-    known = min(np.ptp(error), np.ptp(spread)) > 0
+    expected = (found.num_draws - 1) / (found.num_draws + 1)
     return Calibration(
-        float(inside.mean()),
-        (found.num_draws - 1) / (found.num_draws + 1),
-        float(np.sqrt(error.mean() / spread.mean())) if spread.any() else float("inf"),
-        float(spearmanr(error, spread).statistic) if known else 0.0,
+        float(inside.mean()), expected, *error_and_spread(np.sqrt(error), np.sqrt(spread))
     )
+
+
+def error_and_spread(
+    error: Float[ndarray, " N"], spread: Float[ndarray, " N"]
+) -> tuple[float, float]:
+    """Return root mean square error over root mean square std, and their rank correlation.
+
+    The one definition of both: infinite without any std, and 0 where either is constant.
+    """
+    squares = [np.square(part, dtype=np.float64) for part in (error, spread)]
+    ratio = np.sqrt(squares[0].mean() / squares[1].mean()) if squares[1].any() else np.inf
+    known = min(np.ptp(error), np.ptp(spread)) > 0
+    return float(ratio), float(spearmanr(error, spread).statistic) if known else 0.0

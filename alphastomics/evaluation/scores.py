@@ -37,7 +37,7 @@ CONTACT_SHARES = {"1pct": 0.01, "10pct": 0.10}  # G2T's and LUNA's
 
 
 def position_scores(
-    predicted: Float[Array, "N D"], true: Float[Array, "N D"], labels: Labels | None
+    predicted: Float[Array, "N D"], true: Float[Array, "N D"], labels: Labels | None = None
 ) -> dict[str, float]:
     """Every metric of positions; with cell types, the RSSD of classes too.
 
@@ -78,11 +78,8 @@ def expression_scores(
     by_gene = summary(gene_correlations(*arrays), "Pearson r of genes")
     by_cell = summary(cell_correlations(*arrays), "Pearson r of cells")
     graph = spatial_neighbours(position, k=MORAN_NEIGHBOURS)
-    moran = moran_agreement(
-        morans_i(x[:, genes], graph),
-        morans_i(y[:, genes], graph),
-        num_cells=len(true),
-    )
+    found, real = (morans_i(values[:, genes], graph) for values in (x, y))
+    moran = moran_agreement(found, real, num_cells=len(true))
     return {
         "expression_mse": expression_mse(*arrays),
         "pearson_gene_mean": by_gene.mean,
@@ -90,6 +87,8 @@ def expression_scores(
         "pearson_cell_mean": by_cell.mean,
         "pearson_cell_median": by_cell.median,
         "cosine_mean": summary(cell_cosines(*arrays), "cosine of cells").mean,
+        "moran_i": float(found.nanmean()),
+        "moran_i_true": float(real.nanmean()),
         "moran_correlation": moran.correlation,
         "moran_mae": moran.mean_absolute_error,
     }

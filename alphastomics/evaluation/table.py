@@ -15,8 +15,15 @@ LOWER_IS_BETTER = (
     "moran_mae", "type_share_distance", "type_neighbour_distance", "wasserstein",
 )  # fmt: skip
 NEAREST_TO = {"auc_": 0.5, "spread_error_ratio": 1.0}
-WITHOUT_BEST = ("spread_coverage",)
+WITHOUT_BEST = ("spread_coverage", "moran_i")
 NOT_IN_THE_RACE = ("oracle", "true ", "real, ", "shuffled")
+CHANCE = "shuffled"
+# Share of the way from chance to a perfect score: what is below it is chance itself.
+LEAST_GAIN = 0.02
+WITHOUT_BOUND = (
+    "distance_mse", "rmsd", "rssd", "rmse_", "class_rssd", "expression_mse", "moran_mae",
+    "wasserstein", "spread_error_ratio",
+)  # fmt: skip
 
 
 def badness(metric: str, value: float) -> float:
@@ -28,7 +35,10 @@ def badness(metric: str, value: float) -> float:
 
 
 def best_method(metric: str, methods: Mapping[str, Mapping[str, float]]) -> str | None:
-    """Name the best method of a metric; none where it was found for fewer than two."""
+    """Name the best method of a metric.
+
+    There is none where fewer than two have it, or where the best is no better than chance.
+    """
     if metric.startswith(WITHOUT_BEST):
         return None
     found = {
@@ -36,7 +46,27 @@ def best_method(metric: str, methods: Mapping[str, Mapping[str, float]]) -> str 
         for name, values in methods.items()
         if metric in values and math.isfinite(values[metric]) and not is_yardstick(name)
     }
-    return min(found, key=found.__getitem__) if len(found) > 1 else None
+    best = min(found, key=found.__getitem__) if len(found) > 1 else None
+    chance = methods.get(CHANCE, {}).get(metric, math.nan)
+    if best is not None and math.isfinite(chance):
+        worst, ideal = badness(metric, chance), badness(metric, perfect(metric))
+        if worst - found[best] <= LEAST_GAIN * (worst - ideal):
+            return None
+    return best
+
+
+def perfect(metric: str) -> float:
+    """Return the best value that a metric can have."""
+    aims = [aim for name, aim in NEAREST_TO.items() if metric.startswith(name)]
+    return aims[0] if aims else float(not metric.startswith(LOWER_IS_BETTER))
+
+
+def bar_end(metric: str, methods: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the value that fills a bar: 1 where that is the bound, else the largest of all."""
+    if not metric.startswith(WITHOUT_BOUND):
+        return 1.0
+    found = [abs(values[metric]) for values in methods.values() if metric in values]
+    return max([value for value in found if math.isfinite(value)], default=1.0) or 1.0
 
 
 def is_yardstick(method: str) -> bool:
@@ -47,7 +77,10 @@ def is_yardstick(method: str) -> bool:
 def score_table(scores: Scores) -> str:
     """Lay scores out, a table for each mode."""
     parts = [_mode_table(mode, methods) for mode, methods in scores.items()]
-    return "\n\n".join([*parts, f"{MARK} best; oracles, and real or shuffled tissue, stand aside"])
+    words = (
+        f"{MARK} best, if better than shuffled; oracles, and real or shuffled tissue, stand aside"
+    )
+    return "\n\n".join([*parts, words])
 
 
 def _mode_table(mode: str, methods: Mapping[str, Mapping[str, float]]) -> str:
@@ -63,7 +96,8 @@ def _mode_table(mode: str, methods: Mapping[str, Mapping[str, float]]) -> str:
 def _cell(value: float | None, is_best: bool) -> str:  # noqa: FBT001 - one of two parts of a cell
     if value is None:
         return " " * COLUMN_WIDTH
-    shown = f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
+    shown = f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    shown = shown if len(shown) < COLUMN_WIDTH else f"{value:.4g}"
     return f"{shown:>{COLUMN_WIDTH - 1}}{MARK if is_best else ' '}"
 
 

@@ -47,14 +47,14 @@ def tissue_scores(
         np.searchsorted(typed.names, typed.labels_of(side.expression)) for side in (generated, real)
     ]
     num_types = len(typed.names)
-    moran = moran_agreement(
-        *(
-            morans_i(side.expression, spatial_neighbours(side.position, k=MORAN_NEIGHBOURS))
-            for side in (generated, real)
-        ),
-        num_cells=len(generated.expression),
-    )
+    index = [
+        morans_i(side.expression, spatial_neighbours(side.position, k=MORAN_NEIGHBOURS))
+        for side in (generated, real)
+    ]
+    moran = moran_agreement(*index, num_cells=len(generated.expression))
     return {
+        "moran_i": float(index[0].nanmean()),
+        "moran_i_true": float(index[1].nanmean()),
         "moran_correlation": moran.correlation,
         "moran_mae": moran.mean_absolute_error,
         "type_share_distance": type_share_distance(*codes, num_types=num_types),

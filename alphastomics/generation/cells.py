@@ -29,6 +29,7 @@ from alphastomics.preprocessing.normalize import (
     standard_deviation,
 )
 from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
+from alphastomics.preprocessing.schema import Metadata
 from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 
@@ -271,7 +272,7 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
         )
     reader = ShardReader(folder, metadata, split, verify=True)
     tables = [reader.read(piece) for piece in reader.pieces]
-    require_enough(sum(len(table) for table in tables), f"{where}: split {split}")
+    require_split(metadata, split, where)
     cell_type, types = np.concatenate([table.cell_type for table in tables]), metadata.cell_types
     slice_id = np.concatenate([table.slice_id for table in tables]).astype(np.int64)
     present, codes = np.unique(slice_id, return_inverse=True)
@@ -282,10 +283,31 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
         2 if all(metadata.slices[number].z is not None for number in present) else 3,
         codes.astype(np.int64),
         [metadata.slices[number].name for number in present],
-        [str(number) for table in tables for number in table.cell_id.tolist()],
+        unique_names(
+            [name for piece in reader.pieces for name in reader.names(piece)],
+            [metadata.slices[number].name for number in slice_id],
+        ),
         None if types is None else np.array([*types, "unknown"], dtype=object)[cell_type],
         metadata.has_common_frame,
     )
+
+
+def require_split(metadata: Metadata, split: str, where: Path) -> None:
+    """Refuse a split that makes no tissue, and say what to use in its place."""
+    cells = metadata.splits[split].cells
+    if cells < LEAST_CELLS:
+        others = [name for name, one in metadata.splits.items() if one.cells >= LEAST_CELLS]
+        raise InputError(
+            f"{where}: its {split} split has {cells} cell(s), at least {LEAST_CELLS} are needed: "
+            f"give slices of your own with --input_data, or --split {' or '.join(others)}"
+        )
+
+
+def unique_names(names: list[str], slices: list[str]) -> list[str]:
+    """Return the names of cells, with their slice's where two slices use the same one."""
+    if len(set(names)) == len(names):
+        return names
+    return [f"{where}:{name}" for where, name in zip(slices, names, strict=True)]
 
 
 def dense(reader: ShardReader, table: CellTable) -> Float32[np.ndarray, "N G"]:

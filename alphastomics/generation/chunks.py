@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from alphastomics.diffusion_model.sample import turned
+from alphastomics.diffusion_model.alignment import turned
 from alphastomics.errors import InputError
 
 # Not tuned: enough to fix a frame at any size in use, with most of a chunk left for its own cells.

@@ -2,15 +2,17 @@
 
 import json
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from alphastomics.config import Config, Mode
+from alphastomics.config import Config, Mode, SamplingConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
 from alphastomics.generation.cells import (
@@ -29,8 +31,15 @@ from alphastomics.generation.frame import (
     into_frame,
     read_landmarks,
 )
-from alphastomics.generation.generate import as_tissue, generate, require_mode
-from alphastomics.generation.output import read_original, refuse_existing, write_h5ad, write_pt
+from alphastomics.generation.generate import as_tissue, generate, modes_of, require_mode
+from alphastomics.generation.notices import is_processed, sample_notices
+from alphastomics.generation.output import (
+    UNCALIBRATED,
+    read_original,
+    refuse_existing,
+    write_h5ad,
+    write_pt,
+)
 from alphastomics.generation.training_cells import training_cells
 
 logger = logging.getLogger(__name__)
@@ -66,12 +75,13 @@ def read_cells(
     path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
 ) -> InputCells:
     """Read whatever the user gave."""
-    if path.is_dir() and path.suffix != ".zarr":
+    if is_processed(path):
         return read_processed(path, genes, split)
     if path.suffix == ".pt":
         return read_pt(path, len(genes))
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder, seen from the working folder")
+        hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
+        raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
     if path.suffix in (".h5ad", ".zarr"):
         return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
@@ -81,7 +91,7 @@ def default_output(source: Path | None) -> Path:
     """Name the output beside the input; new tissue goes into the working folder."""
     if source is None:
         return Path("generated.h5ad")
-    if source.is_dir() and source.suffix != ".zarr":
+    if is_processed(source):
         return source.parent / f"{source.name}_generated.h5ad"
     ending = ".pt" if source.suffix == ".pt" else ".h5ad"
     return source.with_name(f"{source.stem}_generated{ending}")
@@ -97,10 +107,12 @@ def sample(
     overwrite: bool,
     blank: Blank | None = None,
     frame: FrameRequest | None = None,
+    given: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Generate cells for an input, or from nothing (`blank`), and write them.
 
-    With a `frame`, generated places are returned in it.
+    With a `frame`, generated places are returned in it. `given` names the flags of a command line:
+    a mode that is not among them follows from the input, and those that are not used get a word.
     """
     mode = config.sampling.mode
     require_source(input_data, blank, mode)
@@ -116,30 +128,35 @@ def sample(
         cells = blank_cells(blank, len(genes), dims=3)
     else:
         cells = read_cells(input_data, module, genes, config, split)
+        if given is not None and "sample_mode" not in given:
+            mode = mode_for(cells, module, mode)
     require_mode(module, mode, cells)
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data)
-    if mode == "joint" and input_data is not None:
-        logger.info(ONLY_THE_NUMBER, input_data)
+    say_what_counts(given or (), mode, config.sampling, input_data)
     training = training_cells(module, genes) if mode == "pos_to_expr" else None
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
     framed: list[Framed] = []
-    if known is not None:
+    if known is not None and frame is not None:
         cells, made, framed = into_frame(
             *(cells, made, known),
             by_name=mode == "expr_to_pos",  # a new cell is nobody's namesake
-            scale=frame is not None and frame.scale,
+            scale=frame.scale,
             reflection=module.config.loss.reflection,
         )
-        if input_data is None:
-            cells = replace(cells, position=made.position)
+        cells = replace(cells, position=made.position) if input_data is None else cells
     if target.suffix == ".pt":
         write_pt(target, made, cells, framed)
     else:
         write_h5ad(target, original, made, cells, genes, mode, framed)
+    return summary_of(target, mode, cells)
+
+
+def summary_of(target: Path, mode: Mode, cells: InputCells) -> dict[str, Any]:
+    """Say what was made."""
     return {
         "output": str(target),
         "mode": mode,
@@ -147,6 +164,34 @@ def sample(
         "slices": len(cells.slice_names),
         "dims": cells.dims,
     }
+
+
+def say_what_counts(
+    given: Collection[str], mode: Mode, settings: SamplingConfig, source: Path | None
+) -> None:
+    """Say which flags, and what of the input, are not used."""
+    for words in sample_notices(given, mode, settings, source):
+        logger.warning("%s", words)
+    if mode == "joint" and source is not None:
+        logger.info(ONLY_THE_NUMBER, source)
+    if mode == "expr_to_pos" and settings.num_samples > 1:
+        logger.warning("%s", UNCALIBRATED)
+
+
+def mode_for(cells: InputCells, module: AlphaSTomicsModule, mode: Mode) -> Mode:
+    """Return what a user who named no mode means: dissociated cells are placed.
+
+    A model of one mode does what it can.
+    """
+    able = modes_of(module)
+    if mode not in able:
+        mode = able[0]
+    elif mode == "joint" and cells.position is None and cells.expression.any():
+        mode = "expr_to_pos"
+    else:
+        return mode
+    logger.info("sample: no --sample_mode given: %s, by what the input and the model have", mode)
+    return mode
 
 
 def read_frame(
@@ -203,11 +248,14 @@ def test(
     config: Config, *, checkpoint: Path, input_data: Path, split: str, output: Path | None
 ) -> dict[str, Any]:
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
+    checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     refuse_existing(target, overwrite=True)
     module, genes = load_for_use(checkpoint)
     cells = read_cells(input_data, module, genes, config, split)
     known = training_cells(module, genes)
+    if known is None and is_processed(input_data):
+        known = read_processed(input_data, genes, "train")
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

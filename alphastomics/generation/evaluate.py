@@ -38,6 +38,7 @@ from alphastomics.generation.cells import InputCells, centred, with_enough_cells
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import modes_of
 from alphastomics.generation.products import Products, both_products
+from alphastomics.preprocessing.folder import DataFolder
 
 OURS, OUR_DRAW = "alphastomics", "alphastomics sample"
 
@@ -78,6 +79,24 @@ def evaluate(
     if "joint" in able:
         scores["joint"] = joint_scores(module, cells, known, settings, seed)
     return {mode: without_undefined(found) for mode, found in scores.items()}
+
+
+def require_testable(folder: str) -> None:
+    """Refuse to train and then test on a folder whose test split cannot be scored."""
+    slices = DataFolder(folder).metadata().slices
+    counts = {record.name: record.cells_per_split["test"] for record in slices}
+    small = {name: cells for name, cells in counts.items() if 0 < cells <= NEIGHBOURS}
+    if not any(counts.values()):
+        raise InputError(
+            f"--test_after_train: the test split of {folder} is empty; preprocess with "
+            "--train_ratio and --val_ratio that add up to less than 1, or leave the flag out"
+        )
+    if small:
+        name, cells = next(iter(small.items()))
+        raise InputError(
+            f"--test_after_train: slice {name} of {folder} has {cells} test cell(s); the scores "
+            f"need more than {NEIGHBOURS} a slice: leave the flag out, or preprocess with more"
+        )
 
 
 def without_undefined(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -145,7 +164,7 @@ def value_scores(
 
 
 def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
-    """Compare the spread of placed cells with their error, in the frame of the truth."""
+    """Compare the std that `sample` writes with the error, in the frame of the truth."""
     if len(made.draws) < LEAST_DRAWS:
         return {}
     assert cells.position is not None
@@ -153,7 +172,8 @@ def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> di
     turn = {"scale": False, "reflection": True}
     estimate = aligned(made.estimate.position[rows, : cells.dims], true, **turn)
     draws = [aligned(draw[rows, : cells.dims], estimate, **turn) for draw in made.draws]
-    found = envelope(torch.stack(draws).numpy())
+    written = made.estimate.position_std[rows, : cells.dims]
+    found = envelope(torch.stack(draws).numpy())._replace(deviation=written)
     return named(calibration(estimate.numpy(), true, found))
 
 

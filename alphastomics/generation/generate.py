@@ -20,8 +20,9 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from alphastomics.config import Mode, SamplingConfig
+from alphastomics.diffusion_model.alignment import turned
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.sample import State, turned
+from alphastomics.diffusion_model.sample import State
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam

@@ -24,6 +24,8 @@ from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER,
 
 logger = logging.getLogger(__name__)
 
+SKIPPED = {"log_normalize": "--skip-log-normalize", "scale": "--skip-scale"}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -88,8 +90,8 @@ def merge(folders: list[Path]) -> Merged:
     for place, dataset in zip(places, datasets, strict=True):
         require_sound(dataset, place / DATASET_FILE)
         require_same(datasets[0]["genes"], dataset["genes"], str(folders[0]), str(place))
-    first = datasets[0]["request"]["flags"]
     _check_flags(places, datasets)
+    flags = [dataset["request"]["flags"] for dataset in datasets]
     _warn_of_repeated_files(datasets)
     types = _cell_types(datasets)
     return Merged(
@@ -102,9 +104,10 @@ def merge(folders: list[Path]) -> Merged:
         slices=tuple(_slices(datasets)),
         panels=tuple(_panels(datasets)),
         parts=tuple(_parts(places, datasets, types or ())),
-        log_normalize=first["log_normalize"],
-        scale=first["scale"],
-        common_frame=all(d["request"]["flags"].get("common_frame") for d in datasets),
+        # The values of all datasets are of the kind that the most prepared one has.
+        log_normalize=any(found["log_normalize"] for found in flags),
+        scale=any(found["scale"] for found in flags),
+        common_frame=all(found.get("common_frame") for found in flags),
         fractions=any(dataset.get("fractions") for dataset in datasets),
     )
 
@@ -119,15 +122,16 @@ def require_sound(dataset: Any, path: Path) -> None:
 
 
 def _check_flags(places: list[Path], datasets: list[Any]) -> None:
-    """Refuse to mix values that were normalised in different ways, or 2D with 3D unnoticed."""
+    """Say where datasets differ in their normalisation, or 2D is mixed with 3D."""
     first = datasets[0]["request"]["flags"]
     for place, dataset in zip(places, datasets, strict=True):
         flags = dataset["request"]["flags"]
-        for key in ("log_normalize", "scale"):
-            if flags[key] != first[key]:
-                raise InputError(
-                    f"{place}: {key} is {flags[key]}, but {first[key]} in {places[0]}: run stage1 "
-                    "on all datasets with the same normalisation"
+        for key, flag in SKIPPED.items():
+            if not flags[key] and any(other["request"]["flags"][key] for other in datasets):
+                logger.warning(
+                    "%s: prepared with %s: its values are merged as they are, and must already be "
+                    "what the other datasets' become; metadata.json has each slice's normalisation",
+                    *(place, flag),
                 )
         if flags["position_is_3d"] != first["position_is_3d"]:
             logger.warning(
@@ -159,12 +163,14 @@ def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
     first_panel, highest = 0, None
     for number, dataset in enumerate(datasets):
         heights = _heights(dataset, highest)
+        done = {key: dataset["request"]["flags"][key] for key in SKIPPED}
         for record, z in zip(dataset["slices"], heights, strict=True):
             name = record["name"]
             if uses[name] > 1:
                 name = f"{number}:{dataset['name']}:{name}"
             panel = first_panel + record["panel"]
-            merged.append({**record, "name": name, "dataset": number, "z": z, "panel": panel})
+            place = {"name": name, "dataset": number, "z": z, "panel": panel}
+            merged.append({**record, **place, **done})
         highest = highest if heights[-1] is None else heights[-1]
         first_panel += len(dataset["panels"])
     return merged
@@ -211,16 +217,22 @@ def _statistics(path: Path) -> dict[str, Any]:
 
 
 def scaling_of(merged: Merged) -> dict[str, Float64[np.ndarray, "S G"]]:
-    """Return every slice's mean and deviation; 0 and 1 for genes it did not measure."""
+    """Return every slice's mean and deviation; 0 and 1 for genes it did not measure.
+
+    Slices that are not standardised have 0 and 1 throughout.
+    """
     arrays = []
-    for folder in merged.folders:
+    for folder, request in zip(merged.folders, merged.requests, strict=True):
         expected = load(folder / DATASET_FILE)["statistics_sha256"]
         if sha256_of(folder / STATISTICS_FILE) != expected:
             raise InputError(
                 f"{folder / STATISTICS_FILE}: is not what stage1 wrote (sha256 differs): run "
                 "stage1 again with --overwrite"
             )
-        arrays.append(_statistics(folder / STATISTICS_FILE))
+        found = _statistics(folder / STATISTICS_FILE)
+        if not request["flags"]["scale"]:
+            found = {"mean": np.zeros_like(found["mean"]), "std": np.ones_like(found["std"])}
+        arrays.append(found)
     scaling = {key: np.concatenate([found[key] for found in arrays]) for key in ("mean", "std")}
     expected = (len(merged.slices), len(merged.genes))
     if any(values.shape != expected for values in scaling.values()):

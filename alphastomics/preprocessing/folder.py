@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from alphastomics.errors import InputError, keep_secret, quoted
 from alphastomics.files import require_text_name, sha256_of
-from alphastomics.hub import HUB_ID
+from alphastomics.hub import is_hub_id
 from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
 
 SHOWN = 200  # letters of what a far place said
@@ -35,9 +35,13 @@ class DataFolder:
         elif path.is_dir():
             require_text_name(path)
             self.local = path
-        elif path.exists() or not HUB_ID.fullmatch(self.where):
-            said = "is not a folder" if path.exists() else "there is no such folder"
-            raise InputError(f"{where}: {said}: name the folder that `preprocess` wrote")
+        elif path.exists():
+            raise InputError(f"{where}: is not a folder: name the folder that `preprocess` wrote")
+        elif not is_hub_id(self.where):
+            raise InputError(
+                f"{where}: there is no such folder: run `alphastomics preprocess` with it as "
+                "--output_dir first, or name the folder that it wrote with --data_dir"
+            )
         else:
             self._open(f"hf://datasets/{self.where}")
 

@@ -142,6 +142,7 @@ def guarded_survey(task: SurveyTask) -> Survey:
             "slices": tuple(found["slices"]),
             "chunk_counts": np.array(found["chunk_counts"], dtype=np.int64),
             "cell_types": None if types is None else tuple(types),
+            "samples": tuple(found["samples"]),
         }
     )
 

@@ -91,6 +91,9 @@ class SliceRecord(Record):
     """Which of `panels` says what genes were measured."""
     z: float | None
     """The made-up z of a 2D slice; null where the file had three coordinates."""
+    log_normalize: bool | None = None
+    scale: bool | None = None
+    """What was done to the slice's values; null: what `normalization` says of all slices."""
     sample: str | None = None
     """The animal or sample that the slice is of, where obs names one."""
 
@@ -102,7 +105,10 @@ class Panel(Record):
 
 
 class Normalization(Record):
-    """What was done to the expression values on disk."""
+    """What the expression values on disk are, and what a query must become.
+
+    A merged dataset may have come with a step already done: `slices` say what was done to each.
+    """
 
     log_normalize: bool
     target_sum: float | None

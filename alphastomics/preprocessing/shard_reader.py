@@ -153,6 +153,24 @@ class ShardReader:
 
     def read(self, piece: Piece) -> CellTable:
         """Read some rows of a row group."""
+        table = self._read_columns(piece, self._columns)
+        record = self.shards[piece.shard]
+        try:
+            return self._cells(table, record, piece)
+        except (KeyError, IndexError, UnicodeDecodeError, pa.ArrowException) as error:
+            raise self._damaged(record, error) from error
+
+    def names(self, piece: Piece) -> list[str]:
+        """Return the cells' names in the input."""
+        found = self._read_columns(piece, ["obs_name"])["obs_name"].to_pylist()
+        return found[piece.start : piece.stop]
+
+    def _damaged(self, record: ShardRecord, error: Exception) -> InputError:
+        said = quoted(error, 150)
+        return InputError(f"{self.folder.name_of(record.file)}: cannot be read ({said}): {DAMAGED}")
+
+    def _read_columns(self, piece: Piece, columns: list[str]) -> pa.Table:
+        """Read columns of a whole row group."""
         record = self.shards[piece.shard]
         self._verify_once(piece.shard)
         try:
@@ -163,14 +181,10 @@ class ShardReader:
                     page_checksum_verification=self.verify and self.folder.local is None,
                 )
                 self._footers[piece.shard] = file.metadata
-                table = file.read_row_group(piece.group, self._columns, use_threads=False)
-            return self._cells(table, record, piece)
+                return file.read_row_group(piece.group, columns, use_threads=False)
         except (pa.ArrowException, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
-            said = quoted(error, 150)
-            where = self.folder.name_of(record.file)
-            local = self.folder.local is not None
-            raise InputError(f"{where}: cannot be read ({said}): {DAMAGED}") from (
-                error if local else None
+            raise self._damaged(record, error) from (
+                error if self.folder.local is not None else None
             )
 
     def dense(self, table: CellTable) -> Float32[np.ndarray, "N G"]:

@@ -147,6 +147,10 @@ def _values(metadata: Metadata) -> str:
     total = f"each cell brought to a total of {done.target_sum:g}, then log(1 + x)"
     steps = [total if done.log_normalize else "not log-normalised"]
     steps.append("each gene standardised within its slice" if done.scale else "not standardised")
+    for key, step in {"log_normalize": "log-normalised", "scale": "standardised"}.items():
+        as_they_came = [one for one in metadata.slices if getattr(one, key) is False]
+        if getattr(done, key) and as_they_came:
+            steps.append(f"{len(as_they_came)} slice(s) came already {step}")
     columns = (
         "`expression` (one number per gene)"
         if metadata.storage == "dense"

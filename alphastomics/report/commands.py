@@ -3,14 +3,14 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.files import require_file, write_text
 from alphastomics.generation.cells import InputCells, read_processed
@@ -19,6 +19,7 @@ from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.output import refuse_existing
 from alphastomics.report.collect import collect, read_curves
 from alphastomics.report.findings import Scores
+from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
 from alphastomics.report.words import MODES
@@ -26,6 +27,7 @@ from alphastomics.report.words import MODES
 logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
+DEFAULT_UNIT = "µm"
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,15 @@ class Request:
         Genes that must be among the colours.
     scores
         What `test` found; None scores anew.
+    unit
+        Unit of the coordinates.
     """
 
     input_data: Path
     split: str
     genes: Sequence[str] = ()
     scores: Scores | None = None
+    unit: str = DEFAULT_UNIT
 
 
 def report(
@@ -61,7 +66,7 @@ def report(
     target = run / REPORT_FILE if output is None else output
     require_html(target)
     refuse_existing(target, overwrite=overwrite)
-    chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint
+    chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint_of(checkpoint)
     return write_report(config, checkpoint=chosen, request=request, target=target)
 
 
@@ -94,6 +99,9 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
         scores=scores,
         curves={} if folder is None else read_curves(folder.metrics),
     )
+    findings = replace(
+        findings, unit=request.unit, columns=obs_columns(request.input_data, len(cells.names))
+    )
     write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
     logger.info("report: %s", target)
     return target
@@ -110,27 +118,6 @@ def require_html(path: Path) -> None:
     """Refuse a name that no browser would open as a page."""
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"{path}: expected an --output that ends in .html")
-
-
-def best_checkpoint(folder: RunFolder) -> Path:
-    """Return the checkpoint that a run holds for its best, or else its last."""
-    if not folder.exists():
-        raise InputError(f"{folder.path}: not the folder of a run (train makes one)")
-    summary = folder.path / "report.json"
-    if summary.is_file():
-        try:
-            named = Path(json.loads(summary.read_text(encoding="utf-8"))["best_checkpoint"])
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"{summary}: damaged; name the checkpoint with --checkpoint"
-            ) from error
-        # By its name alone: the folder may have been moved since.
-        best = folder.checkpoints / named.name
-        if best.is_file():
-            return best
-    if not folder.last.is_file():
-        raise InputError(f"{folder.path}: has no checkpoint yet; wait for one, or name another run")
-    return folder.last
 
 
 def report_of_test(

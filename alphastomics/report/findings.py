@@ -96,6 +96,15 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of `obs` as a colour: numbers, NaN where unknown, or numbers into `names`."""
+
+    name: str
+    names: list[str] | None
+    values: Float[np.ndarray, " N"]
+
+
+@dataclass(frozen=True)
 class Findings:
     """Everything that a report shows; what is None is said to be missing, and why.
 
@@ -115,6 +124,10 @@ class Findings:
         What the run logged.
     missing
         Part of the page -> why it is not there.
+    columns
+        Columns of `obs` that cells can be coloured by.
+    unit
+        Unit of the coordinates.
     """
 
     title: str
@@ -129,3 +142,5 @@ class Findings:
     scores: Scores | None = None
     curves: dict[str, Curve] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    columns: list[Column] = field(default_factory=list)
+    unit: str = "µm"

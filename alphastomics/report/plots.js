@@ -20,7 +20,13 @@ function element(tag, { text, ...properties } = {}, ...children) {
 
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const typeColour = (index) => (index < PALETTE.length ? PALETTE[index] : `hsl(${(index * 137.508) % 360} 55% ${42 + (index % 3) * 11}%)`);
-const shortNumber = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(+value.toPrecision(3)));
+/** A number as people write it: three digits that count, thousands set apart, no powers of ten. */
+function shortNumber(value) {
+  if (value === null || value === undefined) return "–";
+  if (value !== 0 && Math.abs(value) < 1e-6) return value > 0 ? "< 0.000001" : "> -0.000001";
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
+  return (+value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 8 });
+}
 
 /** Undo base64 and deflate. */
 async function bytesOf(text) {
@@ -111,11 +117,19 @@ function axis(title, extra = {}) {
   return { title: { text: title, font: { size: 12 }, standoff: 6 }, gridcolor: cssColour("--grid"), linecolor: cssColour("--line"), zeroline: false, automargin: true, ...extra };
 }
 
+/** A button that saves a figure as a file. */
+function saveButton(plot, name, format) {
+  const button = element("button", { type: "button", className: "save", text: `Save ${format.toUpperCase()}`, title: "Save this figure as a file" });
+  button.addEventListener("click", () => Plotly.downloadImage(plot, { format, scale: format === "png" ? 3 : 1, filename: name.toLowerCase().replace(/[^a-z0-9]+/g, "-") || "figure", width: plot.clientWidth, height: plot.clientHeight }));
+  return button;
+}
+
 /** A chart in SVG: drawn when it comes into view, and again when the theme changes. */
 function chart(parent, height, figure, title, hint) {
   const plot = element("div", { className: "plot" });
   plot.style.height = `${height}px`;
-  const box = element("div", { className: "chart" }, ...(title ? [element("h3", { text: title })] : []), plot);
+  const head = element("div", { className: "chart-head" }, ...(title ? [element("h3", { text: title })] : []), saveButton(plot, title || "chart", "svg"));
+  const box = element("div", { className: "chart" }, head, plot);
   if (hint) box.append(element("p", { className: "hint", text: hint }));
   parent.append(box);
   const draw = async () => {

@@ -1,26 +1,26 @@
 """From findings to the page's data: arrays enter, compact JSON-ready values leave; no network here.
 
-Numbers for pictures travel as 8 or 16 bit levels between two ends, deflated, in base64: a pixel
-shows no more. Everything that is told as a number is computed before that, in full precision.
+Everything that is told as a number is computed before numbers are packed, in full precision.
 """
 
-import base64
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
-from scipy.stats import chi2, spearmanr
+from scipy.stats import chi2
 
 from alphastomics.errors import InputError
+from alphastomics.evaluation.calibration import error_and_spread
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.evaluation.scores import MORAN_NEIGHBOURS
-from alphastomics.evaluation.table import best_method, is_yardstick
+from alphastomics.evaluation.table import bar_end, best_method, is_yardstick
 from alphastomics.generation.cells import InputCells
-from alphastomics.report.findings import Curve, Findings, Inside, Path, Placed, Scores
+from alphastomics.report.findings import Column, Curve, Findings, Inside, Path, Placed, Scores
+from alphastomics.report.groups import Groups, error_by_group, groups_of
+from alphastomics.report.packing import codes, packed, places, spanned
 from alphastomics.report.words import HEADLINES, METRICS, MODES, MOST_HEADLINES, OURS, words_of
 
 MOST_POINTS = 200_000
@@ -47,36 +47,6 @@ def shown_rows(cells: InputCells, limit: int, seed: int) -> Int64[np.ndarray, " 
         count = max(1, len(rows) * limit // total)
         parts.append(random.choice(rows, count, replace=False))
     return np.sort(np.concatenate(parts)[:limit])
-
-
-def packed(values: np.ndarray) -> str:
-    """Deflate an array of bytes or 16 bit words and spell it in base64."""
-    assert values.dtype in (np.uint8, np.uint16)
-    little = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"))
-    return base64.b64encode(zlib.compress(little.tobytes(), 6)).decode("ascii")
-
-
-def levels(values: Float[np.ndarray, "*shape"], low: float, high: float) -> dict[str, Any]:
-    """Pack values as 16 bit levels between two ends."""
-    width = high - low if high > low else 1.0
-    scaled = np.clip((np.asarray(values, dtype=np.float64) - low) / width, 0, 1)
-    words = np.round(scaled * 65535).astype(np.uint16)
-    return {"bits": 16, "low": low, "high": low + width, "data": packed(words)}
-
-
-def spanned(values: Float[np.ndarray, "*shape"]) -> dict[str, Any]:
-    """Pack values between their own least and largest."""
-    return levels(values, float(np.min(values)), float(np.max(values)))
-
-
-def codes(values: Int64[np.ndarray, " N"]) -> dict[str, Any]:
-    """Pack small whole numbers as they are."""
-    return {"bits": 16, "low": 0, "high": 65535, "data": packed(values.astype(np.uint16))}
-
-
-def places(position: Float[np.ndarray, "N 3"]) -> dict[str, Any]:
-    """Pack coordinates axis by axis."""
-    return {axis: spanned(position[:, index]) for index, axis in enumerate("xyz")}
 
 
 def moran_of(
@@ -152,27 +122,35 @@ def gene_levels(
 
 
 def calibration(
-    error: Float[np.ndarray, " N"], spread: Float[np.ndarray, " N"], dims: int
+    error: Float[np.ndarray, " N"],
+    spread: Float[np.ndarray, " N"],
+    dims: int,
+    slice_id: Int64[np.ndarray, " N"] | None = None,
 ) -> dict[str, Any]:
     """Compare what the spread promises with the errors that came.
 
     Cells are binned by spread: root mean square error against root mean square spread. Coverage:
     if errors were Gaussian with that spread, alike along every axis, |error|^2 D / spread^2 would
     be chi-squared with D degrees of freedom, and the share of cells within its p-quantile p.
+    `ratio` and `correlation` are those of `test`: of each slice, averaged by their cells.
     """
+    slices = np.zeros(len(error), dtype=np.int64) if slice_id is None else slice_id
     bins = max(1, min(CALIBRATION_BINS, len(error) // LEAST_IN_A_BIN))
     parts = np.array_split(np.argsort(spread, kind="stable"), bins)
     squared, variance = (np.square(part, dtype=np.float64) for part in (error, spread / dims**0.5))
     radii = chi2.ppf(COVERAGE_LEVELS, dims)
     covered = [float(np.mean(squared <= radius * variance)) for radius in radii]
+    found = [error_and_spread(error[slices == n], spread[slices == n]) for n in np.unique(slices)]
+    weight = np.unique(slices, return_counts=True)[1] / len(error)
+    ratio, correlation = (float(np.dot(weight, part)) for part in zip(*found, strict=True))
     varied = np.ptp(spread) > 0 and np.ptp(error) > 0
     return {
         "spread": [_rms(spread[part]) for part in parts],
         "error": [_rms(error[part]) for part in parts],
         "level": COVERAGE_LEVELS.tolist(),
         "covered": covered,
-        "ratio": _rms(error) / _rms(spread) if spread.any() else None,
-        "correlation": float(spearmanr(spread, error).statistic) if varied else None,
+        "ratio": ratio if np.isfinite(ratio) else None,
+        "correlation": correlation if varied else None,
     }
 
 
@@ -268,7 +246,12 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
                 "headlines": headlines[:MOST_HEADLINES],
                 "aside": [method for method in methods if is_yardstick(method)],
                 "metrics": [
-                    {"name": name, "best": best_method(name, methods), **words_of(name)._asdict()}
+                    {
+                        "name": name,
+                        "best": best_method(name, methods),
+                        "full": bar_end(name, methods),
+                        **words_of(name)._asdict(),
+                    }
                     for name in metrics
                 ],
                 "values": {
@@ -280,28 +263,59 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
     return tables
 
 
-def type_codes(cells: InputCells) -> tuple[list[str], Int64[np.ndarray, " N"]] | None:
-    """Give each cell type a number, the most frequent first."""
-    if cells.cell_type is None:
-        return None
-    names, number, counts = np.unique(
-        cells.cell_type.astype(str), return_inverse=True, return_counts=True
+def column_data(column: Column, rows: Int64[np.ndarray, " M"]) -> dict[str, Any]:
+    """Pack a column of `obs`: levels of numbers, or codes of names."""
+    values = column.values[rows]
+    if column.names is not None:
+        return {"name": column.name, "names": column.names, "codes": codes(values.astype(np.int64))}
+    real = np.isfinite(values)
+    low, high = (
+        (float(end) for end in np.quantile(values[real], ENDS)) if real.any() else (0.0, 1.0)
     )
-    order = np.argsort(-counts, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return [str(name) for name in names[order]], rank[number]
+    width = high - low if high > low else 1.0
+    scaled = np.round(np.clip((np.where(real, values, low) - low) / width, 0, 1) * LEVELS)
+    level = np.where(real, scaled, UNMEASURED).astype(np.uint8)
+    return {"name": column.name, "low": low, "high": low + width, "levels": packed(level)}
 
 
-def placed_data(placed: Placed, rows: Int64[np.ndarray, " M"], dims: int) -> dict[str, Any]:
+def placed_data(
+    placed: Placed, rows: Int64[np.ndarray, " M"], cells: InputCells, groups: Groups | None
+) -> dict[str, Any]:
     """Pack the placed cells, their errors and their spreads."""
     spread = placed.spread
+    compared = None
+    if spread is not None:
+        compared = calibration(placed.error, spread, cells.dims, cells.slice_id)
     return {
         "place": places(placed.position[rows]),
         "error": spanned(placed.error[rows]),
         "error_median": float(np.median(placed.error)),
         "spread": None if spread is None else spanned(spread[rows]),
-        "calibration": None if spread is None else calibration(placed.error, spread, dims),
+        "calibration": compared,
+        "by_group": error_by_group(groups, placed.error, spread),
+    }
+
+
+def cell_data(
+    findings: Findings, rows: Int64[np.ndarray, " M"], types: Groups | None
+) -> dict[str, Any]:
+    """Say what was looked at: the run, its cells, their slices and groups."""
+    cells = findings.cells
+    return {
+        "title": findings.title,
+        "facts": findings.facts,
+        "missing": findings.missing,
+        "dims": cells.dims,
+        "cells": len(cells.names),
+        "shown": len(rows),
+        "names": [cells.names[row] for row in rows] if len(rows) <= 20_000 else None,
+        "slices": cells.slice_names,
+        "slice": codes(cells.slice_id[rows]),
+        "types": None if types is None else types.names,
+        "types_are": None if types is None else types.kind,
+        "unit": findings.unit,
+        "columns": [column_data(column, rows) for column in findings.columns],
+        "type": None if types is None else codes(types.codes[rows]),
     }
 
 
@@ -329,20 +343,10 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
     moran = moran_of(cells, cells.expression, seed)
     room = MOST_GENE_VALUES // (len(rows) * (1 + len(others)))
     picked = chosen_genes(findings.genes, moran, wanted, room)
-    types = type_codes(cells)
-    of_type = None if types is None else types[1]
+    types = groups_of(cells, seed)
+    of_type = None if types is None else types.codes
     return {
-        "title": findings.title,
-        "facts": findings.facts,
-        "missing": findings.missing,
-        "dims": cells.dims,
-        "cells": len(cells.names),
-        "shown": len(rows),
-        "names": [cells.names[row] for row in rows] if len(rows) <= 20_000 else None,
-        "slices": cells.slice_names,
-        "slice": codes(cells.slice_id[rows]),
-        "types": None if types is None else types[0],
-        "type": None if of_type is None else codes(of_type[rows]),
+        **cell_data(findings, rows, types),
         "place": places(cells.position[rows]),
         "num_genes": len(findings.genes),
         "genes": gene_levels(
@@ -351,7 +355,7 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
             cells.measured[np.ix_(cells.slice_id[rows], picked)],
             [findings.genes[number] for number in picked],
         ),
-        "placed": findings.placed and placed_data(findings.placed, rows, cells.dims),
+        "placed": findings.placed and placed_data(findings.placed, rows, cells, types),
         "agreement": None
         if predicted is None
         else gene_agreement(findings, predicted, moran, seed),

@@ -2,6 +2,7 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("report-data").textContent);
+const withUnit = (value) => `${shortNumber(value)} ${data.unit}`;
 const bodyOf = (id) => document.querySelector(`#${id} .body`);
 // As high as the tissue needs at half the page's width, and no higher than a laptop's window.
 const aspect = (data.place.y.high - data.place.y.low) / (data.place.x.high - data.place.x.low || 1);
@@ -13,7 +14,7 @@ function absent(parent, what, reason, style = "note") {
 }
 
 // What a tissue can be coloured by.
-const byType = (arrays) => ({ label: "Cell type", group: "Cells", types: true, arrays });
+const byType = (arrays) => ({ label: data.types_are, group: "Cells", types: true, arrays });
 const typeArrays = (...entries) => async () => Promise.all(entries.map(unpack));
 const byValue = (label, entry, panels, colours, unit) => ({
   label, group: "Cells", low: entry.low, high: entry.high, colours, unit,
@@ -22,6 +23,10 @@ const byValue = (label, entry, panels, colours, unit) => ({
 const byGenes = (left, right) => data.genes.map((gene) => ({
   label: gene.name, group: "Genes", low: gene.low, high: gene.high, colours: VIRIDIS, unit: "model units",
   arrays: async () => (left === right ? Array(2).fill(await geneShares(gene[left])) : Promise.all([gene[left], gene[right]].map(geneShares))),
+}));
+const byColumns = (panels) => data.columns.map((column) => ({
+  label: column.name, group: "Columns of obs", ...(column.names ? { types: true, names: column.names } : { low: column.low, high: column.high, colours: VIRIDIS, unit: "" }),
+  arrays: async () => Array(panels).fill(column.names ? await unpack(column.codes) : await geneShares(column.levels)),
 }));
 const bySlice = () => ({ label: "One colour", group: "Cells", low: 0, high: 1, colours: ["#4477aa", "#4477aa"], arrays: async () => Array(2).fill(new Float32Array(data.shown)) });
 const cellsFirst = (arrays) => (data.types ? [byType(arrays)] : data.genes.length ? [] : [bySlice()]);
@@ -35,8 +40,8 @@ function cellWords(row, panel, { newTissue } = {}) {
     made ? "a new cell" : data.names ? `cell ${data.names[row]}` : "",
     data.slices.length > 1 ? `slice ${slice}` : "",
     data.types && codes ? `${made ? "most like " : ""}${data.types[Math.round(codes[row])]}` : "",
-    !made && known.error ? `placed ${shortNumber(known.error[row])} from its true place` : "",
-    !made && known.spread ? `spread of the draws ${shortNumber(known.spread[row])}` : "",
+    !made && known.error ? `placed ${withUnit(known.error[row])} from its true position` : "",
+    !made && known.spread ? `std of the samples ${withUnit(known.spread[row])}` : "",
   ];
 }
 const known = {};
@@ -54,7 +59,8 @@ function showHead() {
   const notes = [];
   if (data.shown < data.cells) notes.push(`${data.shown.toLocaleString("en")} of ${data.cells.toLocaleString("en")} cells are drawn, chosen at random from every slice; all scores and curves are from all cells.`);
   if (data.genes.length < data.num_genes) notes.push(`${data.genes.length} of ${data.num_genes} genes can be chosen as colours: the most spatial ones, and those asked for with --genes.`);
-  if (!data.types) notes.push("The data have no cell types: tissues are coloured by genes.");
+  if (data.types_are === "Cluster") notes.push("The data have no cell types: cells are coloured by k-means clusters of their expression.");
+  else if (!data.types) notes.push("The data have no cell types: tissues are coloured by genes.");
   const note = document.getElementById("subsampled");
   note.textContent = notes.join(" ");
   note.hidden = !notes.length;
@@ -72,12 +78,11 @@ const isOurs = (method, table) => method.startsWith(table.ours);
 
 function scoreBars(table, metric) {
   const values = table.methods.map((method) => table.values[method][metric.name]);
-  const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)), 1e-12);
   const arrow = { higher: "↑", lower: "↓", unknown: "" }[metric.better];
   const rows = table.methods.map((method, index) => {
     const row = element("div", { className: `bar-row${isOurs(method, table) ? " ours" : ""}${table.aside.includes(method) ? " oracle" : ""}` },
       element("span", { text: `${method}${method === metric.best ? " ★" : ""}` }), element("b", { text: shortNumber(values[index]) }), element("i"));
-    row.style.setProperty("--share", `${(100 * Math.max(0, values[index] ?? 0)) / largest}%`);
+    row.style.setProperty("--share", `${Math.min(100, (100 * Math.max(0, values[index] ?? 0)) / metric.full)}%`);
     return row;
   });
   return element("div", { title: metric.meaning }, element("h3", { text: metric.label + " " }, element("small", { text: arrow })), ...rows, element("p", { className: "hint", text: metric.meaning }));
@@ -111,9 +116,9 @@ function showPlaced() {
   const body = bodyOf("placed");
   if (!data.placed) return absent(body, "Not shown", data.missing.placed);
   const panels = [{ title: "True tissue", place: data.place }, { title: "Placed by the model", place: data.placed.place }];
-  const measures = [byValue("Error", data.placed.error, 2, INFERNO, "data units")];
-  if (data.placed.spread) measures.push(byValue("Spread of the draws", data.placed.spread, 2, INFERNO, "data units"));
-  tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
+  const measures = [byValue("Error", data.placed.error, 2, INFERNO, data.unit)];
+  if (data.placed.spread) measures.push(byValue("Std of the samples", data.placed.spread, 2, VIRIDIS, data.unit));
+  tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byColumns(2), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
 }
 
 function showPath() {
@@ -126,11 +131,14 @@ function showErrors() {
   const body = bodyOf("errors");
   if (!data.placed) return absent(body, "Not shown", data.missing.placed);
   const { error, spread, calibration } = data.placed;
-  const sides = [["Error: distance from the true place", error], ...(spread ? [["Spread of the draws", spread]] : [])];
-  const high = error.high;
-  const both = { label: "Distance", group: "Cells", low: 0, high, colours: INFERNO, unit: "data units", arrays: async () => Promise.all(sides.map(async ([, entry]) => shares(await unpack(entry), 0, high))) };
+  const sides = [["Error: distance from the true position", error], ...(spread ? [["Std of the samples", spread]] : [])];
+  // A scale of its own for each map: the std is far smaller than the error, and would be one colour.
+  const scales = sides.map(([label, entry], side) => ({ label, low: 0, high: entry.high, colours: [INFERNO, VIRIDIS][side], unit: data.unit }));
+  const both = { label: "Distance", group: "Cells", scales, arrays: async () => Promise.all(sides.map(async ([, entry]) => shares(await unpack(entry), 0, entry.high))) };
   tissues(body, { panels: sides.map(([title]) => ({ title, place: data.place })), choices: [both], height: Math.round(sideHeight * 0.8) });
+  showErrorsByGroup(body);
   if (!spread) return absent(body, "No uncertainty", data.missing.spread);
+  body.append(element("p", { className: "note", id: "uncalibrated", text: `The std of the samples is not calibrated${calibration.ratio === null ? "" : `: errors are ${shortNumber(calibration.ratio)} times as large`}. Do not read it as a confidence interval; it ranks cells at most.` }));
   const row = body.appendChild(element("div", { className: "row" }));
   const most = Math.max(...calibration.spread, ...calibration.error) * 1.06;
   const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
@@ -138,13 +146,26 @@ function showErrors() {
   const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the spread over all cells.`;
   const follows = calibration.correlation === null ? "" : ` Spread and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
   chart(row, 300, () => ({
-    traces: [line([0, most], [0, most]), points(calibration.spread, calibration.error, "spread %{x:.3g}<br>error %{y:.3g}<extra></extra>")],
-    layout: { xaxis: axis("spread that was promised", { rangemode: "tozero" }), yaxis: axis("error that came", { rangemode: "tozero" }) },
+    traces: [line([0, most], [0, most]), points(calibration.spread, calibration.error, "std %{x:,.3r}<br>error %{y:,.3r}<extra></extra>")],
+    layout: { xaxis: axis(`std of the samples (${data.unit})`, { rangemode: "tozero" }), yaxis: axis(`error (${data.unit})`, { rangemode: "tozero" }) },
   }), "Cells grouped by spread", `On the dotted line the spread is right; above it the model is too sure.${factor}${follows}`);
   chart(row, 300, () => ({
     traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "promised %{x:.0%}<br>found %{y:.0%}<extra></extra>")],
     layout: { xaxis: axis("share of cells promised within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share found", { range: [0, 1], tickformat: ".0%" }) },
   }), "Coverage", "Regions that should hold this share of the cells, were errors Gaussian with the spread, against the share that they hold. Below the line the model is too sure.");
+}
+
+/** Median error of each type, or cluster, as bars. */
+function showErrorsByGroup(body) {
+  const groups = data.placed.by_group;
+  if (!groups?.length) return;
+  const largest = Math.max(...groups.map((group) => group.error), 1e-12);
+  const rows = groups.map(({ name, cells, error }) => {
+    const row = element("div", { className: "bar-row ours" }, element("span", { text: `${name} (${cells.toLocaleString("en")} cells)` }), element("b", { text: withUnit(error) }), element("i"));
+    row.style.setProperty("--share", `${(100 * error) / largest}%`);
+    return row;
+  });
+  body.append(element("div", { className: "by-group" }, element("h3", { text: `Median error by ${data.types_are.toLowerCase()}` }), ...rows));
 }
 
 function showPredicted() {
@@ -247,8 +268,8 @@ function showTraining() {
   const charts = terms.map((term) => chart(row, 240, () => {
     const [train, val] = ["train", "val"].map((part) => data.curves[`${part}/${term}`]);
     const traces = [];
-    if (train) traces.push({ ...line(train, train.value, "--rest", 1, ""), opacity: 0.45, hoverinfo: "skip", hovertemplate: undefined }, line(train, smoothed(train.value), "--accent", 2, "step %{x}<br>training %{y:.4g}<extra></extra>"));
-    if (val) traces.push(line(val, val.value, "--second", 2.2, "step %{x}<br>validation %{y:.4g}<extra></extra>"));
+    if (train) traces.push({ ...line(train, train.value, "--rest", 1, ""), opacity: 0.45, hoverinfo: "skip", hovertemplate: undefined }, line(train, smoothed(train.value), "--accent", 2, "step %{x}<br>training %{y:,.4r}<extra></extra>"));
+    if (val) traces.push(line(val, val.value, "--second", 2.2, "step %{x}<br>validation %{y:,.4r}<extra></extra>"));
     return { traces, layout: { xaxis: axis("step"), yaxis: axis("", { type }) } };
   }, titles[term]));
   body.append(element("div", { className: "controls" }, segments(["linear", "log"], type, (chosen) => { type = chosen; charts.forEach(({ draw }) => draw()); }), ...dots), row);

@@ -45,6 +45,7 @@ class Tissues {
       row.append(element("label", { text: "Slice" }, select));
     }
     row.append(segments(["2D", "3D"], this.view, (view) => { this.view = view; this.draw(); }));
+    row.append(saveButton(this.plot, this.panels[this.panels.length - 1].title || "tissue", "png"));
     return row;
   }
 
@@ -110,15 +111,21 @@ class Tissues {
 
   trace(place, values, index, flat) {
     const number = index ? String(index + 1) : "";
-    const { types, highlight } = this;
+    const { highlight } = this;
+    const types = this.choice.names || this.types;
     const chosen = this.choice.types && highlight !== null ? values.map((code) => (Math.round(code) === highlight ? code : -1)) : values;
     const size = Math.min(9, Math.max(1.6, 0.62 * Math.sqrt((150000 * (this.panels.length === 1 ? 1.2 : 1)) / (values.length * (this.slice < 0 ? 2 : 1)))));
     const marker = {
       color: chosen, size: flat ? size : Math.max(1.5, size * 0.62), opacity: values.length > 30000 ? 0.8 : 0.92, line: { width: 0 },
-      ...(this.choice.types ? { colorscale: typeScale(types.length), cmin: -1.5, cmax: types.length - 0.5 } : { colorscale: valueScale(this.choice.colours), cmin: -1, cmax: 1 }),
+      ...(this.choice.types ? { colorscale: typeScale(types.length), cmin: -1.5, cmax: types.length - 0.5 } : { colorscale: valueScale(this.scaleOf(index).colours), cmin: -1, cmax: 1 }),
     };
     const common = { mode: "markers", x: place.x, y: place.y, marker, hoverinfo: "none" };
     return flat ? { type: "scattergl", xaxis: `x${number}`, yaxis: `y${number}`, ...common } : { type: "scatter3d", z: place.z, scene: `scene${number}`, ...common };
+  }
+
+  /** Ends, colours and unit of a panel: its own, where a choice has one a panel. */
+  scaleOf(index) {
+    return this.choice.scales ? this.choice.scales[index] : this.choice;
   }
 
   /** Ends of the axes in space, the same for both sides, and the shape of the box; flat tissue gets some depth. */
@@ -196,7 +203,7 @@ class Tissues {
   valueWords(row, index) {
     if (this.choice.types) return "";
     const share = this.drawn.arrays[index][row];
-    const { label, low, high } = this.choice;
+    const { label, low, high } = this.scaleOf(index);
     if (this.stretched?.(index)) return "";
     return share < 0 ? `${label}: not measured here` : `${label}: ${shortNumber(low + share * (high - low))}`;
   }
@@ -213,7 +220,7 @@ class Tissues {
 
   drawLegend() {
     if (this.choice.types) {
-      this.legend.replaceChildren(...this.types.map((name, code) => {
+      this.legend.replaceChildren(...(this.choice.names || this.types).map((name, code) => {
         const dot = element("i");
         dot.style.background = typeColour(code);
         const chip = element("button", { className: "chip", type: "button", title: "Show this type alone" }, dot, element("span", { text: name }));
@@ -223,11 +230,11 @@ class Tissues {
       }));
       return;
     }
-    const { label, low, high, colours, unit } = this.choice;
-    const strip = element("i");
-    strip.style.background = `linear-gradient(90deg, ${colours.join(", ")})`;
-    const scale = element("div", { className: "scale" }, element("span", { text: `${label}${unit ? ` (${unit})` : ""}` }), element("span", { text: shortNumber(low) }), strip, element("span", { text: shortNumber(high) }));
-    this.legend.replaceChildren(scale);
+    this.legend.replaceChildren(...(this.choice.scales || [this.choice]).map(({ label, low, high, colours, unit }) => {
+      const strip = element("i");
+      strip.style.background = `linear-gradient(90deg, ${colours.join(", ")})`;
+      return element("div", { className: "scale" }, element("span", { text: `${label}${unit ? ` (${unit})` : ""}` }), element("span", { text: shortNumber(low) }), strip, element("span", { text: shortNumber(high) }));
+    }));
   }
 }
 

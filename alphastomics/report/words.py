@@ -93,6 +93,10 @@ METRICS = {
     ),
     "cosine_mean": Words("Cosine by cell", "higher", "Angle between true and predicted profiles."),
     "expression_mse": Words("Expression MSE", "lower", "Mean squared error over cells and genes."),
+    "moran_i": Words(
+        "Moran's I", "unknown", "Spatial autocorrelation of the prediction, mean over genes."
+    ),
+    "moran_i_true": Words("Moran's I of the truth", "unknown", "The same of the true tissue."),
     "moran_correlation": Words(
         "Moran's I, correlation",
         "higher",

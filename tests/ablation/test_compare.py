@@ -4,8 +4,10 @@ import copy
 import csv
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alphastomics.ablation import runs as runs_module
@@ -15,11 +17,13 @@ from alphastomics.ablation.drawing import averaged, forests
 from alphastomics.ablation.findings import conclude, expectations
 from alphastomics.ablation.page import render
 from alphastomics.ablation.runs import Budget, Run
-from alphastomics.ablation.scoring import held_out, scores
+from alphastomics.ablation.scoring import held_out, place_figures, scores
 from alphastomics.ablation.tables import markdown
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
+from alphastomics.evaluation.ranks import distance_spearman
+from alphastomics.generation.cells import InputCells
 from alphastomics.generation.evaluate import OURS, evaluate
 from tests.diffusion_model.conftest import tiny_config
 
@@ -149,6 +153,20 @@ def test_full_has_every_gate_norm_and_mixture_once(budget):
     assert len({budget.record(one, 1) for one in configurations}) == 20
 
 
+def test_edits_of_the_base_config_reach_every_configuration(budget):
+    layer = {"gate_type": "elementwise", "use_qk_norm": False, "num_experts": 8, "moe_top_k": 1}
+    edited = replace(budget, document={**budget.document, "TransformerLayer_setting": layer})
+    found = {one.name: edited.settings(one, 1).layer for one in FOUR}
+    assert (found["Gated"].gate, found["Gated"].use_qk_norm) == ("elementwise", False)
+    assert (found["MoE"].attention, found["MoE"].num_experts, found["MoE"].moe_top_k) == (
+        *("linear", 8, 1),
+    )
+    assert found["Gated + MoE"].num_experts == 8
+    names = [one.name for one in chosen(full=True, layer=layer)]
+    assert "Gated + MoE 4 top-2 split" in names
+    assert "elementwise gate, no QK-norm" not in names
+
+
 def test_scores_are_those_of_test(processed, tmp_path):
     summary = train(tiny_config(processed, tmp_path), Request())
     module, genes = load_module(Path(summary["last_checkpoint"]))
@@ -231,3 +249,17 @@ def test_a_damaged_run_is_told(tmp_path):
     path.write_text('{"settings": 3}')
     with pytest.raises(InputError, match="not a run of a comparison"):
         runs_module.read_run(path, Configuration("Baseline", {}), 1, {"settings": {}})
+
+
+def test_a_spearman_that_is_undefined_for_a_cell_does_not_spoil_the_mean():
+    # The true distances of the first cell are all equal: its Spearman is undefined.
+    directions = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]] * 4)[:13]
+    true = np.zeros((14, 3), np.float32)
+    true[1:, :2] = directions
+    cells = InputCells(
+        np.ones((14, 2), np.float32), np.ones((1, 2), bool), true, 2,
+        np.zeros(14, np.int64), ["s"], [str(n) for n in range(14)], None,
+    )  # fmt: skip
+    predicted = np.random.default_rng(0).normal(size=(14, 3)).astype(np.float32)
+    assert np.isnan(distance_spearman(predicted[:, :2], true[:, :2]).numpy()).any()
+    assert np.isfinite(place_figures(cells, np.arange(14), predicted)["spearman_mean"])

@@ -15,6 +15,7 @@ from scipy.sparse import csc_matrix
 
 import alphastomics
 from alphastomics import AlphaSTomics
+from alphastomics.api.notebook import score_frame
 from alphastomics.errors import InputError
 from alphastomics.main import main
 from tests.api.conftest import TINY
@@ -53,7 +54,10 @@ def test_the_weights_are_those_of_the_command_line(by_commands: Path, model: Alp
     mine, other = (one._trained().module.average.state_dict() for one in (model, theirs))
     assert all(torch.equal(mine[name], other[name]) for name in other)
     assert theirs.genes == model.genes
-    assert len(model.history) == len(pd.read_csv(by_commands / "alphastomics/metrics.csv"))
+    logged = pd.read_csv(by_commands / "alphastomics/metrics.csv")
+    pd.testing.assert_frame_equal(model.logged, logged)
+    assert "val/loss" in set(model.history["name"])
+    assert set(model.history["name"].str.split("/").str[0]) <= {"train", "val"}
 
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "pos_to_expr"])
@@ -75,6 +79,18 @@ def test_predictions_and_keys_are_those_of_sample(
     else:
         columns = [model.genes.index(gene) for gene in adata.var_names]
         np.testing.assert_array_equal(returned[:, columns], adata.layers["generated"])
+
+
+def test_a_second_prediction_keeps_what_the_first_one_stored(model, slices):
+    adata = slices[0]
+    model.predict_positions(adata, reference=slices[1])
+    first = dict(adata.uns["alphastomics"]["expr_to_pos"])
+    assert "frame" in first
+    model.predict_expression(adata)
+    assert adata.uns["alphastomics"]["mode"] == "pos_to_expr"
+    kept = adata.uns["alphastomics"]["expr_to_pos"]
+    assert kept.keys() == first.keys()
+    np.testing.assert_array_equal(kept["frame"]["rotation"], first["frame"]["rotation"])
 
 
 def test_places_come_in_the_frame_of_a_reference_as_by_sample(
@@ -113,7 +129,7 @@ def test_scores_are_those_of_test(by_commands: Path, model: AlphaSTomics, slices
         "test", *words, "--data_dir", processed, "--split", "train", "--output", tmp_path / "s.json"
     )
     scores = model.evaluate(slices[1])
-    assert set(scores) == set(json.loads((tmp_path / "s.json").read_text()))
+    assert set(scores.columns.levels[0]) == set(json.loads((tmp_path / "s.json").read_text()))
     assert {"alphastomics", "shuffled", "class centroid oracle"} <= set(scores["expr_to_pos"])
     run(
         "test",
@@ -123,7 +139,9 @@ def test_scores_are_those_of_test(by_commands: Path, model: AlphaSTomics, slices
         "--output",
         tmp_path / "t.json",
     )
-    assert scores == json.loads((tmp_path / "t.json").read_text())
+    pd.testing.assert_frame_equal(
+        scores, score_frame(json.loads((tmp_path / "t.json").read_text()))
+    )
 
 
 def written(adata: anndata.AnnData, folder: Path) -> Path:
@@ -147,10 +165,13 @@ def test_embeddings_are_those_of_extract(mode, by_commands, model, slices, slice
     assert len(model._trained().module.average.trunk.layers) == 2
 
 
-def test_an_embedding_is_of_expression_and_place(model, slices):
+def test_an_embedding_of_dissociated_cells_is_of_expression_alone(model, slices):
+    placed = model.get_latent_representation(slices[0]).copy()
     del slices[0].obsm["spatial"]
-    with pytest.raises(InputError, match=r"adata: obsm\['spatial'\] is missing"):
-        model.get_latent_representation(slices[0])
+    alone = model.get_latent_representation(slices[0])
+    assert alone.shape == placed.shape
+    assert np.isfinite(alone).all()
+    assert not np.array_equal(alone, placed)
     with pytest.raises(InputError, match="expected one of: encoder, transformer, all_layers"):
         model.get_latent_representation(slices[1], mode="decoder")
 

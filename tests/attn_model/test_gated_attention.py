@@ -17,7 +17,7 @@ KINDS = [(gate, norm) for gate in (*GATES, "linear") for norm in (True, False)]
 def make(gate: str, use_qk_norm: bool, d_model: int = 12, n_heads: int = 3):
     if gate == "linear":
         return LinearMultiHeadAttention(d_model, n_heads, use_qk_norm=use_qk_norm)
-    return GatedMultiHeadAttention(d_model, n_heads, gate=gate, use_qk_norm=use_qk_norm)
+    return GatedMultiHeadAttention(d_model, n_heads, gate_type=gate, use_qk_norm=use_qk_norm)
 
 
 def kernel(gate: str):
@@ -170,7 +170,7 @@ def test_a_width_that_heads_do_not_divide_is_refused(d_model, n_heads):
 
 def test_an_unknown_gate_is_refused_with_the_known_ones(as_in_production):
     with pytest.raises(InputError, match="none, headwise, elementwise; got 'sigmoid'"):
-        GatedMultiHeadAttention(12, 3, gate="sigmoid")
+        GatedMultiHeadAttention(12, 3, gate_type="sigmoid")
 
 
 def test_wrong_input_is_refused_with_what_was_expected_and_what_came(as_in_production):

@@ -180,3 +180,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted_on_request(run, mo
 def test_an_impossible_scale_is_refused(scale: float):
     with pytest.raises(InputError, match="position_scale"):
         AlphaSTomicsModule(config(), 5, position_scale=scale)
+
+
+def test_a_noised_batch_says_its_diffusion_time():
+    module = AlphaSTomicsModule(config(), 5)
+    cells = batch()
+    assert cells.diffusion_time is None
+    draws = module.draw(cells, "test")
+    found = module.score(cells, draws).batch.diffusion_time
+    assert found is not None
+    torch.testing.assert_close(found, draws.times / module.noise_model.num_timesteps, rtol=1e-6,
+                               atol=0, check_dtype=False)  # fmt: skip

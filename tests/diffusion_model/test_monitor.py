@@ -34,6 +34,9 @@ NAMES = {
     "grad/time_modulation_grad_norm",
     "time_cond/modulation_l2_norm",
     "time_cond_epoch/modulation_l2_norm",
+    "grad/adaln_grad_norm",
+    "adaln/modulation_l2_norm",
+    "adaln_epoch/modulation_l2_norm",
     "train/loss",
     "val/loss",
 }
@@ -152,8 +155,32 @@ def test_a_frozen_time_modulation_warns_and_a_growing_one_does_not(caplog):
     assert values["time_cond/frozen_warning"] == 1.0
     assert "does not change" in caplog.text
     with torch.no_grad():
-        next(iter(module.model.time_modulation_parameters().values())).add_(0.1)
+        module.model.router_time_modulations()[0].weight.add_(0.1)
     assert monitor.modulation_values(module)["time_cond/frozen_warning"] == 0.0
+
+
+def test_the_modulation_of_the_routers_is_told_from_that_of_the_layers():
+    module, monitor = stepped(), Monitor(1)
+    with torch.no_grad():
+        for number, layer in enumerate(module.model.trunk.layers):
+            layer.time_modulation.weight.fill_(5.0)
+            layer.router_time_modulation.weight[0, 0] = 1.0 + 2 * number
+    values = monitor.modulation_values(module)
+    assert values["time_cond/modulation_l2_norm"] == pytest.approx((1 + 3) / 2)
+    assert values["adaln/modulation_l2_norm"] > 100
+    off, quiet = stepped({"time_gate_modulation": False}), Monitor(1)
+    assert set(quiet.modulation_values(off)) == {"adaln/modulation_l2_norm"}
+    assert "grad/time_modulation_grad_norm" not in quiet.gradient_values(off)
+
+
+def test_both_slow_warnings_can_fire_within_three_hundred_steps():
+    assert (LOOKS_BEFORE_WARNING - 1) * monitoring.GRADIENT_EVERY < 300
+    module, monitor = stepped(), Monitor(1)
+    for number in range(LOOKS_BEFORE_WARNING):
+        with torch.no_grad():
+            module.model.router_time_modulations()[0].weight[0, 0] = 1 + 1e-6 * number
+        values = monitor.modulation_values(module)
+    assert values["time_cond/frozen_warning"] == 1.0
 
 
 def test_an_episode_is_said_again_only_after_it_has_ended(caplog):

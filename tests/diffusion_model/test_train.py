@@ -10,18 +10,21 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphastomics.config import LayerConfig
+from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig
+from alphastomics.diffusion_model.advice import rule_of_thumb
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.spread import choose_devices
+from alphastomics.diffusion_model.tracking import wandb_mode
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,
-    rule_of_thumb,
     train,
 )
 from alphastomics.errors import InputError
 from alphastomics.main import main
 from alphastomics.preprocessing.resume import with_checksum
+from alphastomics.simulate import write_tissue
 from tests.attn_model.alone import run_alone
 from tests.diffusion_model.conftest import logged, tiny_config
 
@@ -183,7 +186,6 @@ def refused(processed, tmp_path, capsys, *flags: str, config: str = "") -> str:
         (["--data_dir", "nowhere"], "there is no such folder"),
         (["--num_genes", "7"], "has 24 genes"),
         (["--batch_size", "100000"], "has 252 cells; use at most that many"),
-        (["--gpus", "2"], "this machine has 0 GPU(s)"),
         (["--fp16"], "half precision needs a GPU"),
         (["--strategy", "deepspeed"], "deepspeed"),
         (["--resume", "none.ckpt"], "none.ckpt: no such checkpoint"),
@@ -192,6 +194,28 @@ def refused(processed, tmp_path, capsys, *flags: str, config: str = "") -> str:
 )
 def test_a_mistake_is_refused_before_anything_is_written(processed, tmp_path, capsys, flags, words):
     assert words in refused(processed, tmp_path, capsys, *flags)
+
+
+def test_any_number_of_gpus_means_the_cpu_on_a_machine_without(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_devices(DistributedConfig(devices=2)) == ("cpu", 1)
+    assert "this machine has no GPU" in caplog.text
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="this machine has 1 GPU"):
+        choose_devices(DistributedConfig(devices=2))
+
+
+def test_a_test_after_training_that_cannot_be_is_refused_before(tmp_path, capsys):
+    folder = tmp_path / "tissue"
+    write_tissue(
+        SimulationConfig(cells=60, slices=2, genes=24), 5, folder / "slices", overwrite=False
+    )
+    for ratio, words in (("0.2", "is empty"), ("0.1", "test cell(s); the scores need more than")):
+        processed = folder / f"processed-{ratio}"
+        flags = ["--input_dir", str(folder / "slices"), "--output_dir", str(processed)]
+        assert main(["preprocess", *flags, "--val_ratio", ratio]) == 0
+        capsys.readouterr()
+        assert words in refused(processed, tmp_path, capsys, "--test_after_train")
 
 
 def test_an_empty_training_split_is_refused(processed, tmp_path):
@@ -239,6 +263,39 @@ def test_a_number_of_experts_far_off_the_rule_of_thumb_is_said(experts, cells, a
     said = rule_of_thumb(LayerConfig(use_moe=True, num_experts=experts), cells)
     assert (said is None) if advice is None else (advice in said)
     assert rule_of_thumb(LayerConfig(num_experts=experts), cells) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [({"moe_top_k": 4}, "top-4 for 5,000 cells"), ({"moe_top_k": 2}, None),
+     ({"moe_load_balance_loss_weight": 1.0}, "balance weight 1 for"),
+     ({"moe_load_balance_loss_weight": 1e-4}, "balance weight 0.0001 for"),
+     ({"moe_load_balance_loss_weight": 0.0, "moe_balance": "bias"}, None)],
+)  # fmt: skip
+def test_top_k_and_balance_weight_are_held_against_the_rule_of_thumb_too(settings, advice):
+    said = rule_of_thumb(LayerConfig(use_moe=True, **settings), 5_000)
+    assert (said is None) if advice is None else (advice in said)
+
+
+@pytest.mark.parametrize(
+    ("environment", "netrc", "mode"),
+    [({}, "", "offline"), ({"WANDB_API_KEY": "k"}, "", "online"),
+     ({}, "machine api.wandb.ai login user password key", "online"),
+     ({}, "machine example.com login user password key", "offline"),
+     ({"WANDB_MODE": "online"}, "", "online"),
+     ({"WANDB_MODE": "offline", "WANDB_API_KEY": "k"}, "", "offline")],
+)  # fmt: skip
+def test_tracking_is_online_for_who_is_logged_in_or_asks(
+    environment, netrc, mode, tmp_path, monkeypatch
+):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "netrc").write_text(netrc + "\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert wandb_mode() == mode
 
 
 @pytest.mark.parametrize(

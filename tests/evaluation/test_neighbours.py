@@ -9,6 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from alphastomics.errors import InputError
 from alphastomics.evaluation import arrays, neighbours
+from alphastomics.evaluation.scores import expression_scores
 from alphastomics.utils.metrics import (
     knn_preservation,
     moran_agreement,
@@ -132,3 +133,14 @@ def test_morans_i_on_the_gpu_is_that_of_the_cpu(rng):
     torch.testing.assert_close(
         morans_i(expression.cuda(), graph).cpu(), morans_i(expression, graph)
     )
+
+
+def test_the_scores_report_morans_i_itself(rng):
+    position = torch.tensor(rng.normal(size=(60, 2)))
+    true = torch.stack([position[:, 0], position[:, 1] ** 2, position.sum(1)], 1).float()
+    predicted = true[torch.tensor(rng.permutation(60))]
+    scores = expression_scores(predicted, true, torch.ones(3, dtype=torch.bool), position)
+    graph = spatial_neighbours(position, k=6)
+    assert scores["moran_i"] == pytest.approx(float(morans_i(predicted, graph).mean()))
+    assert scores["moran_i_true"] == pytest.approx(float(morans_i(true, graph).mean()))
+    assert scores["moran_i"] < 0.3 < scores["moran_i_true"]

@@ -18,9 +18,8 @@ def test_a_wrong_column_of_types_gets_the_columns_that_are_there(tiny, door):
     refused(outcome, "obs['celltype'] is missing", "cell_type, slice_id")
 
 
-@pytest.mark.parametrize("place", [".", "checkpoints"])
-def test_a_run_given_for_a_checkpoint_gets_its_checkpoint_named(place, tiny, door):
-    outcome = door("sample", "--checkpoint", tiny.run / place, "--input_data", tiny.slice)
+def test_a_folder_of_checkpoints_gets_its_checkpoint_named(tiny, door):
+    outcome = door("sample", "--checkpoint", tiny.run / "checkpoints", "--input_data", tiny.slice)
     refused(outcome, f"give {tiny.checkpoint}")
 
 

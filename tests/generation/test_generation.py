@@ -89,6 +89,64 @@ def test_a_processed_folder_and_tensors_are_inputs_too(place: Path, tmp_path: Pa
     assert content["positions"].shape == (30, 2)
 
 
+def test_cells_of_a_processed_folder_keep_their_names(place: Path, tmp_path: Path):
+    made = anndata.read_h5ad(
+        run_sample(place, place / "processed", tmp_path / "a.h5ad", mode="expr_to_pos")["output"]
+    )
+    assert made.obs_names.is_unique
+    sources = {path.stem: anndata.read_h5ad(path) for path in (place / "slices").glob("*.h5ad")}
+    for name, where in zip(made.obs_names, made.obs["slice_id"], strict=True):
+        assert name.removeprefix(f"{where}:") in sources[where].obs_names
+
+
+def test_the_std_of_positions_says_that_it_is_not_calibrated(place: Path, tmp_path: Path, caplog):
+    source = next((place / "slices").glob("*.h5ad"))
+    made = anndata.read_h5ad(run_sample(place, source, tmp_path / "a.h5ad")["output"])
+    assert not made.uns["alphastomics"]["spatial_std_calibrated"]
+    assert "spatial_std is not calibrated" in made.uns["alphastomics"]["spatial_std_note"]
+    assert "spatial_std is not calibrated" in caplog.text
+
+
+def test_the_folder_of_a_run_serves_wherever_a_checkpoint_does(place: Path, tmp_path: Path):
+    source = str(next((place / "slices").glob("*.h5ad")))
+    run, data = str(place / "joint"), str(place / "processed")
+    flags = ["--sample_mode", "expr_to_pos", "--num_steps", "2"]
+    output = ["--output", str(tmp_path / "a.h5ad")]
+    assert main(["sample", "--checkpoint", run, "--input_data", source, *flags, *output]) == 0
+    output = ["--output", str(tmp_path / "e.npz")]
+    assert main(["extract", "--checkpoint", run, "--data_dir", data, *output]) == 0
+    made = tmp_path / "scores.json"
+    words = ["--data_dir", data, "--num_steps", "2", "--output", str(made), "--no_report"]
+    assert main(["test", "--checkpoint", run, *words]) == 0
+    assert made.is_file()
+
+
+def test_an_empty_split_is_refused_with_what_to_use(place: Path, tmp_path: Path, capsys):
+    for name, ratio in (("all", "1.0"), ("some", "0.9")):
+        flags = ["--output_dir", str(tmp_path / name), "--train_ratio", ratio, "--val_ratio", "0"]
+        assert main(["preprocess", "--input_dir", str(place / "slices"), *flags]) == 0
+    capsys.readouterr()
+    words = ["--checkpoint", str(checkpoint(place)), "--data_dir", str(tmp_path / "all")]
+    assert main(["test", *words]) == 2
+    said = capsys.readouterr().err
+    assert "its test split has 0 cell(s)" in said
+    assert "--input_data, or --split train" in said
+
+
+def test_dissociated_cells_are_placed_when_no_mode_is_given(place: Path, tmp_path: Path, capsys):
+    dissociated = anndata.read_h5ad(next((place / "slices").glob("*.h5ad")))
+    spatial = dissociated.copy()
+    spatial.write_h5ad(tmp_path / "spatial.h5ad")
+    dissociated.obsm.clear()
+    dissociated.write_h5ad(tmp_path / "cells.h5ad")
+    modes = []
+    for name, model in (("cells", "joint"), ("spatial", "joint"), ("spatial", "expr_to_pos")):
+        flags = ["--input_data", str(tmp_path / f"{name}.h5ad"), "--overwrite", "--num_steps", "2"]
+        assert main(["sample", "--checkpoint", str(checkpoint(place, model)), *flags]) == 0
+        modes.append(json.loads(capsys.readouterr().out)["mode"])
+    assert modes == ["expr_to_pos", "joint", "expr_to_pos"]
+
+
 def test_new_tissue_is_made_of_nothing_but_a_number_of_cells(place: Path, tmp_path: Path, capsys):
     made = tmp_path / "new.h5ad"
     arguments = ["--checkpoint", checkpoint(place), "--num_cells", 25, "--num_slices", 2]
@@ -229,7 +287,7 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
     assert written == {key: value for key, value in result.items() if key != "output"}
     assert set(written["expr_to_pos"]) == {
         "alphastomics", "alphastomics sample", "shuffled", "class centroid oracle",
-        "kNN regressor", "MLP regressor",
+        "ridge", "expression kNN", "ExtraTrees", "ExtraTrees, smoothed",
     }  # fmt: skip
     assert set(written["pos_to_expr"]) == {
         "alphastomics", "alphastomics sample", "shuffled", "true expression", "spatial k-NN mean",

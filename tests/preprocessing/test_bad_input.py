@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.commands import stage1, stage2
+from alphastomics.preprocessing.folder import DataFolder
 from tests.preprocessing.tissue import files_in, make_slice, metadata_of, refused, run, write
 
 
@@ -311,3 +312,16 @@ def test_a_table_of_text_is_no_expression(tmp_path):
     with h5py.File(source / "one.h5ad", "r+") as file:
         file["X"] = np.array([[b"a"] * 12] * 40)
     refused(source, tmp_path / "out", "one.h5ad: X has shape (40, 12) and type |S1")
+
+
+@pytest.mark.parametrize(
+    "where", ["./processed", "../processed", "data/processed", "outputs/x", "here/x", "~/x", "x"]
+)
+def test_a_missing_folder_that_looks_local_is_never_looked_for_on_the_network(
+    where, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(DataFolder, "_open", lambda *_: pytest.fail("asked the network"))
+    with pytest.raises(InputError, match="run `alphastomics preprocess`"):
+        DataFolder(where)

@@ -52,6 +52,8 @@ class Opened:
     def look_at(self, section: str) -> None:
         """Scroll to a section and wait for its pictures."""
         self.page.eval_on_selector(f"#{section}", "e => e.scrollIntoView()")
+        opening = "all => all.forEach(fold => { fold.open = true; })"
+        self.page.eval_on_selector_all(f"#{section} > details", opening)
         self.page.wait_for_timeout(150)
         for plot in self.page.query_selector_all(f"#{section} .plot"):
             plot.scroll_into_view_if_needed()
@@ -196,7 +198,7 @@ def test_a_cell_under_the_pointer_says_what_it_is(whole: Opened):
     whole.page.mouse.move(*place, steps=4)
     whole.page.wait_for_selector("#tip:not([hidden])")
     assert "cell <i>" in whole.page.text_content("#tip")
-    assert "from its true place" in whole.page.text_content("#tip")
+    assert "µm from its true position" in whole.page.text_content("#tip")
     assert whole.page.query_selector("#placed .ring:not([hidden])")
 
 

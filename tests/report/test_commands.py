@@ -11,7 +11,7 @@ import torch
 
 from alphastomics.cli import parse_arguments
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
-from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import rmsd
@@ -26,7 +26,7 @@ from alphastomics.report.collect import (
     place,
     read_curves,
 )
-from alphastomics.report.commands import best_checkpoint, page_beside, read_scores, run_of
+from alphastomics.report.commands import page_beside, read_scores, run_of
 from alphastomics.report.inside import look_inside
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config
@@ -103,7 +103,9 @@ def test_a_file_without_cell_types_is_reported_on_with_given_scores(home: Path, 
     given = ["--input_data", source, "--scores", scores, "--output", page, *QUICK]
     assert main(["report", *map(str, [home / "joint", *given])]) == 0
     data = data_of(page)
-    assert data["types"] is None
+    assert data["types_are"] == "Cluster"
+    assert data["unit"] == "µm"
+    assert {"region", "cell_type"} & {column["name"] for column in data["columns"]}
     assert data["scores"][0]["values"] == {"me": {"procrustes": 0.25}}
 
 

@@ -5,19 +5,31 @@ import json
 import zlib
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from anndata import AnnData
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphastomics.errors import InputError
+from alphastomics.evaluation.calibration import Envelope
+from alphastomics.evaluation.calibration import calibration as evaluation_calibration
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.report import prepare
 from alphastomics.report.findings import Curve
+from alphastomics.report.groups import (
+    Groups,
+    clusters_of,
+    error_by_group,
+    groups_of,
+    obs_columns,
+)
 from alphastomics.report.page import plotly_script, render, script_json
 from alphastomics.report.prepare import (
     calibration,
     chosen_genes,
+    column_data,
     curve_data,
     gene_levels,
     moran_of,
@@ -27,7 +39,6 @@ from alphastomics.report.prepare import (
     score_data,
     shown_rows,
     spanned,
-    type_codes,
 )
 from tests.report.tissue import EVIL, TYPES, make_cells, make_findings
 
@@ -92,6 +103,24 @@ def test_errors_that_keep_the_promise_of_their_spread_are_calibrated(dims: int):
     assert all(np.array(sure["covered"]) < np.array(sure["level"]))
 
 
+def test_the_ratio_on_the_page_is_that_of_test():
+    random = np.random.default_rng(1)
+    position = random.normal(size=(90, 2)).astype(np.float32)
+    slice_id = np.repeat([0, 1], [30, 60])
+    deviation = random.uniform(0.1, 0.5, size=(90, 2)) * (1 + slice_id)[:, None]
+    estimate = position + random.normal(size=(90, 2))
+    scored = []
+    for number in (0, 1):
+        rows = slice_id == number
+        samples = Envelope(position[rows], position[rows], deviation[rows], 4)
+        scored.append(evaluation_calibration(estimate[rows], position[rows], samples))
+    error = np.linalg.norm(estimate - position, axis=1)
+    found = calibration(error, np.linalg.norm(deviation, axis=1), 2, slice_id)
+    means = np.average(np.array(scored), axis=0, weights=[30, 60])
+    assert found["ratio"] == pytest.approx(means[2])
+    assert found["correlation"] == pytest.approx(means[3])
+
+
 def test_a_spread_of_nothing_covers_nothing_and_divides_by_nothing():
     found = calibration(np.ones(30), np.zeros(30), 2)
     assert found["covered"] == [0.0] * len(found["level"])
@@ -125,12 +154,63 @@ def test_numbers_that_json_does_not_know_become_null():
 
 def test_types_are_numbered_from_the_most_frequent():
     cells = make_cells(200)
-    names, codes = type_codes(cells)
+    kind, names, codes = groups_of(cells, 1)
+    assert kind == "Cell type"
     counts = np.bincount(codes)
     assert sorted(names) == sorted(TYPES)
     assert list(counts) == sorted(counts, reverse=True)
     assert [names[code] for code in codes] == list(cells.cell_type)
-    assert type_codes(make_cells(20, types=False)) is None
+    assert groups_of(make_cells(15, types=False), 1) is None
+
+
+def test_clusters_stand_in_where_there_are_no_types():
+    random = np.random.default_rng(0)
+    true = np.repeat(np.arange(4), 30)
+    expression = (10 * np.eye(6)[true] + random.normal(size=(120, 6))).astype(np.float32)
+    found = clusters_of(expression, 1)
+    assert found.kind == "Cluster"
+    assert found.names[0] == "cluster 1"
+    # Finer than the truth perhaps, but no cluster holds cells of two groups.
+    assert all(len(set(true[found.codes == code])) == 1 for code in range(len(found.names)))
+    data = page_data(make_findings(make_cells(120, types=False)), 1, [], 1000)
+    assert data["types_are"] == "Cluster"
+    assert len(data["types"]) == 8
+
+
+def test_errors_are_summed_up_by_group_the_worst_first():
+    groups = Groups("Cell type", ["a", "b", "absent"], np.array([0, 0, 0, 1, 1]))
+    error, std = np.array([1.0, 2.0, 9.0, 5.0, 7.0]), np.array([1.0, 1.0, 2.0, 3.0, 5.0])
+    found = error_by_group(groups, error, std)
+    assert [one["name"] for one in found] == ["b", "a"]
+    assert found[0] == {"name": "b", "cells": 2, "error": 6.0, "std": 4.0}
+    assert found[1]["error"] == 2.0
+    assert error_by_group(None, error, None) is None
+
+
+def test_columns_of_obs_become_colours(tmp_path):
+    random = np.random.default_rng(0)
+    obs = pd.DataFrame(
+        {
+            "region": pd.Categorical(["cortex", "thalamus", "cortex", None] * 15),
+            "batch": ["one", "two"] * 30,
+            "leiden": np.arange(60) % 5,
+            "depth": np.where(np.arange(60) == 3, np.nan, random.normal(size=60)),
+            "barcode": [f"cell-{number}" for number in range(60)],
+            "constant": np.ones(60),
+        },
+        index=[str(number) for number in range(60)],
+    )
+    AnnData(np.ones((60, 2), np.float32), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
+    found = {column.name: column for column in obs_columns(tmp_path / "cells.h5ad", 60)}
+    assert set(found) == {"region", "batch", "leiden", "depth"}
+    assert found["region"].names == ["cortex", "thalamus", "unknown"]
+    assert found["leiden"].names is not None
+    assert found["depth"].names is None
+    data = column_data(found["depth"], np.arange(60))
+    assert unpacked(data["levels"], "u1")[3] == 255
+    region = column_data(found["region"], np.arange(8))
+    assert unpacked(region["codes"]["data"], "<u2").tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
+    assert obs_columns(tmp_path, 60) == []
 
 
 def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist():

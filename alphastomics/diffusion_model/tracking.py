@@ -1,0 +1,30 @@
+"""Weights & Biases: online for whoever is logged in or asks for it, offline for all others."""
+
+import netrc
+import os
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlparse
+
+WANDB_HOST = "https://api.wandb.ai"
+Mode = Literal["online", "offline", "disabled", "shared"]
+MODES: tuple[Mode, ...] = ("online", "offline", "disabled", "shared")
+
+
+def wandb_mode() -> Mode:
+    """Return how a run is tracked: WANDB_MODE, or online with a key, or offline."""
+    asked = os.environ.get("WANDB_MODE", "")
+    named = next((mode for mode in MODES if mode == asked), None)
+    if named is not None:
+        return named
+    return "online" if os.environ.get("WANDB_API_KEY") or has_login() else "offline"
+
+
+def has_login() -> bool:
+    """Say whether `wandb login` has left a key on this machine."""
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    host = urlparse(os.environ.get("WANDB_BASE_URL") or WANDB_HOST).hostname or ""
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,158 @@
+"""What any Lightning Trainer may ask of the module, and what the module learns from its data.
+
+The packages `lightning` and `pytorch_lightning` hold the same code twice, and a Trainer of one
+refuses a module of the other: this base class belongs to both.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytorch_lightning
+import torch
+from torch import Tensor
+
+from alphastomics.attn_model.model import Model
+from alphastomics.config import Config
+from alphastomics.diffusion_model.noise import centered
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.batch_loader import BatchLoader
+from alphastomics.preprocessing.schema import Metadata
+from alphastomics.utils.dataholder import DataHolder
+
+logger = logging.getLogger(__name__)
+
+
+def is_distributed() -> bool:
+    """Say whether this is one of several processes that train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def scale_of_metadata(metadata: Metadata, *, mixed: bool) -> float | None:
+    """Return the root mean square coordinate of the cells of a set, from the training split.
+
+    A set drawn across slices extends as far as the whole dataset, one of a slice as far as slices.
+    """
+    statistics = metadata.position_statistics
+    if statistics is None:
+        return None
+    return statistics.scale if mixed else statistics.within_slice_scale
+
+
+def scale_of_batch(batch: DataHolder) -> float | None:
+    """Return the same of one batch, over all ranks; None where no two cells differ."""
+    moved = centered(batch.positions.double(), batch.node_mask)
+    squares = (moved * batch.node_mask[..., None]).square().sum((0, 1))
+    sums = torch.cat([squares, batch.node_mask.sum().double()[None]])
+    if is_distributed():
+        torch.distributed.all_reduce(sums)
+    varying = int((sums[:3] > 0).sum())
+    return math.sqrt(float(sums[:3].sum()) / (float(sums[3]) * varying)) if varying else None
+
+
+class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # type: ignore[misc]
+    """A LightningModule of both packages that knows the data it is trained on."""
+
+    position_scale: Tensor
+    config: Config
+    model: Model
+    average: Model
+    # Both packages look for these, and take the other package's own for a user's.
+    configure_sharded_model = val_dataloader = None  # type: ignore[assignment]
+
+    def __init__(self, position_scale: float | None) -> None:
+        super().__init__()
+        known = position_scale is not None
+        scale = math.nan if position_scale is None else position_scale
+        if known and not (math.isfinite(scale) and scale > 0):
+            raise InputError(f"position_scale: expected a number above 0, got {position_scale}")
+        # float64, so that a scale survives the way through a checkpoint to the last digit.
+        self.register_buffer("position_scale", torch.tensor(scale, dtype=torch.float64))
+        self.scale_is_provisional = False
+        self.genes: list[str] = []
+        self.slice_names: list[str] = []
+        # What was done to the expression that the module is trained on; None where nobody said.
+        self.normalization: dict[str, Any] | None = None
+        # Whether every set that it is trained on lies in a plane: so does what it makes of nothing.
+        self.flat = False
+        # By what it knows its training cells again; None where nobody said.
+        self.training_digest: str | None = None
+
+    @property
+    def knows_scale(self) -> bool:
+        """Say whether the scale of positions was given, loaded or learned."""
+        return bool(torch.isfinite(self.position_scale))
+
+    def learn_scale(self, scale: float | None) -> None:
+        """Keep the scale of positions; 1 where all cells lie in one point."""
+        self.position_scale.fill_(1.0 if scale is None else scale)
+        self.share_scale()
+        logger.info("position scale learned from the data: %.6g", float(self.position_scale))
+
+    def require_scale(self, batch: DataHolder) -> None:
+        """Learn the scale of positions from the first batch, unless it is known."""
+        if not self.knows_scale:
+            self.learn_scale(scale_of_batch(batch))
+            # Lightning shows a few validation batches before training: they only stand in.
+            attached = self._trainer is not None
+            self.scale_is_provisional = attached and self.trainer.sanity_checking
+
+    def share_scale(self) -> None:
+        """Tell the networks, so that a sampler of one of them returns the user's units."""
+        for network in (self.model, self.average):
+            network.position_scale = float(self.position_scale) if self.knows_scale else None
+            network.reflection = self.config.loss.reflection
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load weights and scale."""
+        result = super().load_state_dict(*args, **kwargs)
+        self.share_scale()
+        return result
+
+    def on_train_start(self) -> None:
+        """Learn from the loader's metadata, before the first training batch."""
+        if self.scale_is_provisional:
+            self.position_scale.fill_(math.nan)
+            self.scale_is_provisional = False
+        self.learn_from(self.trainer.train_dataloader)
+
+    def learn_from(self, loader: Any) -> None:
+        """Take genes, normalisation and scale from a loader of ours; nothing from any other."""
+        if not isinstance(loader, BatchLoader):
+            return
+        metadata, mixed = loader.metadata, loader.draw.kind == "random"
+        if not self.knows_scale:
+            self.learn_scale(scale_of_metadata(metadata, mixed=mixed))
+        if not self.genes:
+            heights = {record.z for record in metadata.slices}
+            self.genes = metadata.genes
+            self.normalization = metadata.normalization.model_dump()
+            self.slice_names = [record.name for record in metadata.slices]
+            self.training_digest = metadata.training_digest
+            self.flat = None not in heights and (len(heights) == 1 or not mixed)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Write down format, config, genes and scale, and the checksum of it all."""
+        from alphastomics.diffusion_model.checkpoint import sign
+
+        sign(checkpoint, self)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = None, **_options: Any
+    ) -> "TrainerModule":
+        """Build the module of a checkpoint, ready for use; nothing in the file is ever run.
+
+        Parameters
+        ----------
+        checkpoint_path
+            A checkpoint, an exported folder, or the folder of a run.
+        map_location
+            Device to use; the CPU without one.
+        """
+        from alphastomics.diffusion_model.checkpoint import load_module
+
+        module, _ = load_module(Path(checkpoint_path), kind=cls)
+        return module if map_location is None else module.to(map_location)

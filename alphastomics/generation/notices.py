@@ -1,0 +1,39 @@
+"""Flags that a call does not use: what was given enters, a word about each leaves."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from alphastomics.config import Mode, SamplingConfig
+
+
+def is_processed(source: Path) -> bool:
+    """Tell a processed folder from a file of cells, or a Zarr store."""
+    return source.is_dir() and source.suffix != ".zarr"
+
+
+def sample_notices(
+    given: Collection[str], mode: Mode, settings: SamplingConfig, source: Path | None
+) -> list[str]:
+    """Say which flags of `sample` do nothing in this call."""
+    found = []
+    if mode == "joint":
+        unused = [name for name in ("product", "num_samples") if name in given]
+        found += [f"--{name}: joint makes one sample, without a std: not used" for name in unused]
+    elif settings.product == "estimate":
+        unused = [f"--{name}" for name in ("num_steps", "sampler") if name in given]
+        if unused:
+            found.append(
+                f"{', '.join(unused)}: the estimate is one network call from each start; they "
+                "count for the std alone. Add --product sample for a sample"
+            )
+    if "split" in given and (source is None or not is_processed(source)):
+        found.append("--split: counts with a processed folder: not used")
+    return found
+
+
+def score_notices(given: Collection[str], source: Path) -> list[str]:
+    """Say which flags of `test` and `report` do nothing in this call."""
+    if is_processed(source):
+        words = "counts with --input_data; a processed folder has its own cell types: not used"
+        return [f"--cell_type_key: {words}"] if "cell_type_key" in given else []
+    return ["--split: counts with a processed folder: not used"] if "split" in given else []

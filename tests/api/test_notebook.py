@@ -1,0 +1,88 @@
+"""What a notebook shows: one traceback in its own words, and tables."""
+
+import logging
+import traceback
+
+import pandas as pd
+import pytest
+import torch
+
+from alphastomics import AlphaSTomics
+from alphastomics.api.notebook import in_python, score_frame
+from alphastomics.errors import InputError
+from alphastomics.utils.metrics import position_scores
+
+
+@pytest.mark.parametrize(
+    ("said", "spoken"),
+    [
+        ("training.batch_size (--batch_size): too many", "training.batch_size (batch_size=): too"),
+        ("go on with --resume last, or --overwrite", "go on with resume=True, or overwrite=True"),
+        ("a higher learning rate (--lr 0.001)", "a higher learning rate (lr=0.001)"),
+        ("raise --train_ratio", "raise train_ratio="),
+        ("give --skip-log-normalize if", "give log_normalize=False if"),
+        ("preprocess with --common_frame", "preprocess with common_frame=True"),
+        ("a -- b, x--y", "a -- b, x--y"),
+    ],
+)
+def test_hints_name_keywords(said, spoken):
+    assert in_python(said).startswith(spoken) or "x--y" in said
+
+
+def test_a_mistake_is_one_error_with_one_traceback(slices):
+    model = AlphaSTomics(slices, batch_size=10**6)
+    with pytest.raises(InputError) as caught:
+        model.train(max_epochs=1)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("Traceback") == 1
+    assert "--" not in str(caught.value)
+    assert "(batch_size=)" in str(caught.value)
+
+
+def test_hints_in_the_log_name_keywords_too(slices, caplog):
+    settings = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}
+    for data in slices:
+        data.X = data.X * 1.5
+    with caplog.at_level(logging.WARNING):
+        model = AlphaSTomics(slices, settings, batch_size=32)
+        model.train(max_epochs=1)
+    assert "give log_normalize=False if that was done before" in caplog.text
+    assert "--" not in caplog.text
+
+
+def test_scores_are_a_table_that_reads_like_nested_dicts(model, slices):
+    scores = model.evaluate(slices[1])
+    assert isinstance(scores, pd.DataFrame)
+    assert "alphastomics" in scores["expr_to_pos"].columns
+    kept = model._model.record["scores"]
+    assert scores["expr_to_pos"]["alphastomics"]["spearman_mean"] == pytest.approx(
+        kept["expr_to_pos"]["alphastomics"]["spearman_mean"]
+    )
+    assert list(score_frame({}).columns) == []
+
+
+def test_a_loaded_run_has_its_history(validated, tmp_path):
+    loaded = AlphaSTomics.load(tmp_path / "kept" / "alphastomics")
+    assert len(loaded.history) > 0
+    assert set(loaded.history["name"].str.split("/").str[0]) <= {"train", "val"}
+
+
+def test_a_saved_model_keeps_its_history(validated, tmp_path):
+    again = AlphaSTomics.load(validated.save(tmp_path / "saved"))
+    assert len(again.history) > 0
+    pd.testing.assert_frame_equal(again.history, validated.history)
+
+
+def test_positions_can_be_scored_without_labels():
+    true = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    assert position_scores(true, true)["spearman_mean"] == pytest.approx(1)
+
+
+@pytest.fixture
+def validated(slices, tmp_path):
+    """A model of a short run that kept cells for validation: their loss is logged."""
+    model = AlphaSTomics(
+        slices, {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}},
+        folder=tmp_path / "kept", batch_size=32, train_ratio=0.8,
+    )  # fmt: skip
+    return model.train(max_epochs=1)
