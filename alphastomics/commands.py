@@ -146,6 +146,7 @@ def test(call: Call) -> str:
     """Score a checkpoint; print the scores as a table."""
     from alphastomics.diffusion_model.run_folder import checkpoint_of
     from alphastomics.evaluation.table import score_table
+    from alphastomics.evaluation.verdict import verdicts
     from alphastomics.generation.commands import test as run_test
     from alphastomics.generation.notices import score_notices
 
@@ -160,8 +161,9 @@ def test(call: Call) -> str:
         logger.warning("%s", words)
     seed(call)
     scores = run_test(call.config, **tested, output=arguments.output)
-    lines = [score_table({mode: scores[mode] for mode in MODES if mode in scores})]
-    lines.append(f"\nscores: {scores['output']}")
+    found = {mode: scores[mode] for mode in MODES if mode in scores}
+    lines = [verdict.sentence for verdict in verdicts(found)]
+    lines += ["", score_table(found), f"\nscores: {scores['output']}"]
     if not arguments.no_report:
         from alphastomics.report.commands import report_of_test
 

@@ -212,7 +212,8 @@ class DiffusionConfig(Section):
     @model_validator(mode="after")
     def shares_fit(self) -> "DiffusionConfig":
         """Refuse shares of more than there is."""
-        if self.equal_time_share + self.condition_share > 1 + RATIO_ROUNDING:
+        both = {"equal_time_share", "condition_share"} <= self.model_fields_set
+        if both and self.equal_time_share + self.condition_share > 1 + RATIO_ROUNDING:
             raise ValueError(
                 f"diffusion.equal_time_share ({self.equal_time_share}) and "
                 f"diffusion.condition_share ({self.condition_share}) must sum to at most 1"

@@ -130,7 +130,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         chosen[key] = Choice(key, value, reason)
         return value
 
-    for choice in _fixed_choices(metadata, device):
+    for choice in _fixed_choices(config, metadata, device):
         choose(*choice)
     streamed = 4.0 * cells * metadata.num_genes > STREAMED_BYTES and (
         metadata.layout == "slice" or metadata.shares_frame
@@ -158,10 +158,16 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
 
 
-def _fixed_choices(metadata: Metadata, device: Device) -> list[Choice]:
+def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[Choice]:
     """List what suits all tissue that was looked at, or follows from the frame alone."""
     framed = metadata.shares_frame
     rounds = 3 if metadata.num_genes <= MANY_GENES else 1
+    diffusion = config.diffusion
+    asked = diffusion.model_fields_set
+    # Shares that are set leave the others what is left.
+    condition = min(0.75, 1 - diffusion.equal_time_share) if "equal_time_share" in asked else 0.75
+    equal = min(0.15, 1 - diffusion.condition_share) if "condition_share" in asked else 0.15
+    steps = min(20, diffusion.num_timesteps)
     frame = "slices share a frame" if framed else "slices share no frame: found by expression"
     return [
         Choice("model.dropout", 0.3, "few animals: regularise"),
@@ -169,13 +175,13 @@ def _fixed_choices(metadata: Metadata, device: Device) -> list[Choice]:
         Choice("model.smoothing_rounds", rounds, "averages over neighbours in expression space"),
         Choice("model.smoothing_dropout", 0.5, "few animals: regularise"),
         Choice("diffusion.position_frame", "registered", frame),
-        Choice("diffusion.condition_share", 0.75, "one checkpoint for all tasks, mostly placing"),
-        Choice("diffusion.equal_time_share", 0.15, "the rest is new tissue"),
+        Choice("diffusion.condition_share", condition, "one checkpoint for all tasks"),
+        Choice("diffusion.equal_time_share", equal, "the rest is new tissue"),
         Choice("diffusion.full_noise_share", 0.7, "where the estimate is read off"),
         Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
         Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
         Choice("training.weight_decay", 0.01, "few animals: regularise"),
-        Choice("sampling.num_steps", 20, "more steps changed no score"),
+        Choice("sampling.num_steps", steps, "more steps changed no score"),
     ]
 
 
@@ -201,7 +207,8 @@ def _batch(
         return batch_size or sum(sizes), batch_size or sum(sizes)
     # Small sets come in greater numbers: a step sees as many cells.
     wanted = max(SETS_IN_A_BATCH[device.kind], most * SETS_IN_A_BATCH[device.kind] // set_size)
-    number = max(min(wanted, _num_sets(sizes, set_size)), 1)
+    # No more sets than the cells would fill: a batch is not to be padding.
+    number = max(min(wanted, _num_sets(sizes, set_size), -(-sum(sizes) // set_size)), 1)
     batch = choose("training.batch_size", number * set_size, f"{number} sets in a step")
     return set_size, batch
 

@@ -35,6 +35,7 @@ HOLDOUT_RUN, VERDICT_FILE, PLAN_FILE = "holdout", "verdict.json", "plan.json"
 # Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
 JUDGED_CELLS, MOST_JUDGED = 2_000, 6_000
 LEAST_JUDGED = 30
+TOO_FEW = "too few cells were held out to judge the model: test it on cells with known positions"
 # A training that was best before this share of its length is cut there.
 CUT_SHARE = 0.7
 
@@ -45,11 +46,12 @@ def fit(config: Config, request: Request) -> dict[str, Any]:
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
     plan = make_plan(config, metadata, folder, resume=request.resume is not None)
     check_data(plan.config, metadata)
-    for line in plan.lines():
-        logger.info("%s", line)
     if plan.holdout is None:
-        summary = train(plan.config, request)
-        return {**summary, "plan": described(plan)} if summary else {}
+        summary = train(plan.config, request, plan=plan.lines())
+        if not summary:
+            return {}
+        write_text(folder.path / PLAN_FILE, json.dumps(described(plan), indent=2) + "\n")
+        return {**summary, "plan": described(plan)}
     judged = held_out_run(plan, metadata, request, folder)
     if plan.refit:
         epochs = judged["epochs"]
@@ -138,10 +140,10 @@ def held_out_run(
         return dict(json.loads(done.read_text(encoding="utf-8")))
     refuse_another_run(folder, request)
     inner = request._replace(overwrite=True) if request.resume is None else request
-    summary = train(config, inner, holdout=plan.holdout)
+    summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
     epochs = chosen_epochs(summary, plan.config.training.max_epochs)
     scores = judge(config, metadata, plan.holdout, Path(summary["best_checkpoint"]))
-    sentences = [verdict.sentence for verdict in verdicts(scores)]
+    sentences = [verdict.sentence for verdict in verdicts(scores)] or [TOO_FEW]
     verdict = {
         "held_out": plan.holdout.describe(),
         "sentences": sentences,

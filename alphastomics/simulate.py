@@ -58,12 +58,9 @@ EVERYWHERE_LOGIT = -2.8
 MARKER_SHARE, FIELD_SHARE = 0.6, 0.25  # the rest is housekeeping
 MARKER_LOG_FOLD = (2.2, 0.4)
 FIELD_WAVES, FIELD_FREQUENCY, FIELD_LOG_SPREAD = 4, 1.6, 0.9
-DROPOUT = 0.3
-SLIDE_UM = 5000.0
+DROPOUT, SLIDE_UM = 0.3, 5000.0
 COMMON_DEPTH_STD, OWN_DEPTH_STD = 0.2, 0.5  # of the log depth of slices
-ENTRIES_AT_A_TIME = 4_000_000
-RECORD_FILE = "simulation.json"
-
+ENTRIES_AT_A_TIME, RECORD_FILE = 4_000_000, "simulation.json"
 BODY_KEY, POSE_KEY, COUNT_KEY, PANEL_KEY = 0, 1, 2, 3  # streams of the seed
 
 

@@ -108,7 +108,8 @@ class AlphaSTomics(TrainedVerbs):
         parts = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
         if not parts:
             raise InputError("adata: the list is empty; give at least one AnnData")
-        self.config = settled(settings, keywords)
+        # What was asked for: what follows from the data does so anew in each training.
+        self.config = self._asked = settled(settings, keywords)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
         self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
         self._dims = self._common_dims()
@@ -191,7 +192,8 @@ class AlphaSTomics(TrainedVerbs):
             raise InputError("train: a model that was loaded has no slices; make one with them")
         if max_epochs is not None:
             keywords["max_epochs"] = max_epochs
-        self.config = self._placed(settled(self.config, keywords))
+        self._asked = settled(self._asked, keywords)
+        self.config = self._placed(self._asked)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._preprocess(overwrite=overwrite)
         request = Request("last" if resume else None, overwrite or self._is_own_folder)

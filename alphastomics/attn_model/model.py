@@ -72,6 +72,18 @@ def known_values(
     return expression
 
 
+def placed_at_start(
+    position: Float[Tensor, "B N 3"],
+    expected: Float[Tensor, "B N 3"] | None,
+    diffusion_time: Float[Tensor, "B T"],
+) -> Float[Tensor, "B N 3"]:
+    """Take expected positions for sets of pure noise beside given expression: all there is."""
+    if expected is None:
+        return position
+    start = (diffusion_time[:, -1:] == 1) & (diffusion_time[:, :1] == 0)
+    return torch.where(start[..., None], expected.to(position.dtype), position)
+
+
 class Model(nn.Module):
     """The diffusion transformer over sets of cells.
 
@@ -220,20 +232,14 @@ class Model(nn.Module):
         self._require_masks(expression, gene_mask, expression_hidden, position_hidden)
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         visible, context = self._hide(expression, gene_mask, expression_hidden)
+        masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
         if self.alike_in is not None:
             if smoothed is None:
-                smoothed = self.smooth(
-                    expression,
-                    diffusion_time,
-                    node_mask,
-                    gene_mask=gene_mask,
-                    expression_hidden=expression_hidden,
-                )
+                smoothed = self.smooth(expression, diffusion_time, node_mask, **masks)
             context = context + self._read_smoothed(smoothed, diffusion_time)
         if self.position_head is not None:
             assert smoothed is not None
             if expected is None:
-                masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
                 expected = self.expect(expression, smoothed, node_mask, **masks).mean(0)
             expected = expected.detach().to(position.dtype)
             context = context + self._read_expected(expected, diffusion_time, node_mask)
@@ -247,11 +253,7 @@ class Model(nn.Module):
             keep_hidden=output_hidden_states,
         )
         states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
-        placed = output.position
-        if expected is not None:
-            # Of pure noise beside given expression there is nothing else to be known.
-            start = (diffusion_time[:, -1:] == 1) & (diffusion_time[:, :1] == 0)
-            placed = torch.where(start[..., None], expected.to(placed.dtype), placed)
+        placed = placed_at_start(output.position, expected, diffusion_time)
         return Prediction(output.expression, placed, self._auxiliary(output, states))
 
     def expect(

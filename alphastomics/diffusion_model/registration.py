@@ -41,7 +41,9 @@ class Registration(NamedTuple):
     agreement: Float64[np.ndarray, " S"]
 
 
-def register_slices(slices: Sequence[SliceCells], *, planar: bool, seed: int) -> Registration:
+def register_slices(
+    slices: Sequence[SliceCells], *, planar: bool, seed: int, held_out: Sequence[int] = ()
+) -> Registration:
     """Rotate slices into the frame of the largest.
 
     Parameters
@@ -52,18 +54,21 @@ def register_slices(slices: Sequence[SliceCells], *, planar: bool, seed: int) ->
         Whether slices are planar: they are rotated and mirrored within their plane.
     seed
         Seed of the choice of cells.
+    held_out
+        Slices that follow the others without any say in how these lie.
     """
     dims = 2 if planar else 3
     chosen = [_some(cells, seed + number) for number, cells in enumerate(slices)]
     features = _features([cells.expression for cells in chosen])
     targets = [_unit(cells.position[:, :dims]) for cells in chosen]
-    first = max(range(len(slices)), key=lambda number: len(slices[number].position))
+    judges = [number for number in range(len(slices)) if number not in held_out]
+    first = max(judges, key=lambda number: len(slices[number].position))
     grams = [x.T @ x for x in features]
     rotations = [np.eye(dims) for _ in slices]
     known = {first}
     for step in range(ROUNDS):
-        for number in sorted(range(len(slices)), key=lambda n: -len(slices[n].position)):
-            others = [n for n in (known if step == 0 else range(len(slices))) if n != number]
+        for number in sorted(judges, key=lambda n: -len(slices[n].position)):
+            others = [n for n in (known if step == 0 else judges) if n != number]
             if number == first or not others:
                 continue
             rotations[number] = _rotation(
@@ -71,6 +76,9 @@ def register_slices(slices: Sequence[SliceCells], *, planar: bool, seed: int) ->
                 features[number] @ _fit(grams, features, targets, rotations, others),
             )
             known.add(number)
+    fit = _fit(grams, features, targets, rotations, judges)
+    for number in held_out:
+        rotations[number] = _rotation(targets[number], features[number] @ fit)
     agreement = [
         _agreement(number, grams, features, targets, rotations) for number in range(len(slices))
     ]

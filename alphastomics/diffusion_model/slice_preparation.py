@@ -12,6 +12,7 @@ from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.registration import SliceCells, register_slices
+from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import Smooth
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.preprocessing.shard_reader import ShardReader, joined
@@ -25,13 +26,17 @@ MOST_SMOOTHED_BYTES, MOST_SMOOTHED_CELLS = 4_000_000_000, 16_384
 THINNED_SHARE, THIN_PARTS, LEAST_THINNED = 1 / 3, 5, 500
 
 
-def rotate_slices(module: AlphaSTomicsModule, reader: ShardReader, seed: int) -> None:
+def rotate_slices(
+    module: AlphaSTomicsModule, reader: ShardReader, holdout: Holdout | None, seed: int
+) -> None:
     """Bring slices that share no frame into one, by their expression."""
     metadata = reader.metadata
     rotation = np.tile(np.eye(3), (len(metadata.slices), 1, 1))
     if not metadata.shares_frame:
         cells = cells_of_slices(reader, REGISTRATION_CELLS)
-        found = register_slices(list(cells.values()), planar=True, seed=seed)
+        whole = set() if holdout is None else set(holdout.slices)
+        held = [index for index, number in enumerate(cells) if number in whole]
+        found = register_slices(list(cells.values()), planar=True, seed=seed, held_out=held)
         rotation[list(cells)] = found.rotation
         logger.info(
             "%d slices without a common frame were rotated onto one another by their expression "

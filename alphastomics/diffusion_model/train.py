@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,25 +198,30 @@ def make_trainer(
     """Set Lightning up for a run on this machine."""
     quiet_lightning()
     devices = choose_devices(config.distributed)
-    return pl.Trainer(
-        accelerator=devices.accelerator,
-        devices=devices.number,
-        num_nodes=config.distributed.num_nodes,
-        strategy=choose_strategy(config, devices),
-        precision=choose_precision(config, devices),
-        max_epochs=config.training.max_epochs,
-        check_val_every_n_epoch=config.training.validate_every_n_epochs,
-        accumulate_grad_batches=config.training.accumulate_grad_batches,
-        logger=make_loggers(config, folder, csv_log),
-        log_every_n_steps=config.logging.log_every_n_steps,
-        callbacks=callbacks,
-        plugins=[SealedCheckpointIO()],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-    )
+    try:
+        return pl.Trainer(
+            accelerator=devices.accelerator,
+            devices=devices.number,
+            num_nodes=config.distributed.num_nodes,
+            strategy=choose_strategy(config, devices),
+            precision=choose_precision(config, devices),
+            max_epochs=config.training.max_epochs,
+            check_val_every_n_epoch=config.training.validate_every_n_epochs,
+            accumulate_grad_batches=config.training.accumulate_grad_batches,
+            logger=make_loggers(config, folder, csv_log),
+            log_every_n_steps=config.logging.log_every_n_steps,
+            callbacks=callbacks,
+            plugins=[SealedCheckpointIO()],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+        )
+    except RuntimeError as error:
+        if "SLURM" not in str(error):
+            raise
+        raise InputError(f"train: this SLURM job is not set up for it: {error}") from error
 
 
 def make_loaders(
@@ -248,6 +254,7 @@ def train(
     *,
     holdout: Holdout | None = None,
     has_validation: bool = True,
+    plan: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train a model; return a summary of the run, which is empty on all ranks but the first.
 
@@ -261,6 +268,8 @@ def train(
         Training cells to hold out: they take the validation cells' part.
     has_validation
         Whether validation cells are looked at, where there are any.
+    plan
+        Lines to log before the training, once nothing more can be refused.
     """
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
@@ -284,12 +293,7 @@ def train(
     asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
     folder.require_free(checkpoint, **asked)
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
-    try:
-        trainer = make_trainer(config, folder, callbacks, csv_log)
-    except RuntimeError as error:
-        if "SLURM" not in str(error):
-            raise
-        raise InputError(f"train: this SLURM job is not set up for it: {error}") from error
+    trainer = make_trainer(config, folder, callbacks, csv_log)
     stand_back(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
@@ -297,7 +301,7 @@ def train(
         module = make_module(config, metadata)
         training, validation = make_loaders(config, metadata, trainer, holdout)
         if config.diffusion.position_frame == "registered":
-            rotate_slices(module, training.reader, config.seed.global_seed)
+            rotate_slices(module, training.reader, holdout, config.seed.global_seed)
         module.num_batches = len(training)
         progress.total = training.num_cells * config.training.max_epochs
         if before is not None and checkpoint is not None:
@@ -305,6 +309,8 @@ def train(
         if first:
             folder.prepare(config, checkpoint, **asked)
             csv_log.start(0 if before is None else before.logged_bytes)
+            for line in plan:
+                logger.info("%s", line)
         with folder.running(first=first):
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split if request.profile else None)

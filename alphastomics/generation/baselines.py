@@ -113,10 +113,7 @@ def expression_baselines(
     place = known.position
     assert place is not None
     measured = known.measured[known.slice_id]
-    some = _some(len(place), TUNING_CELLS, seed)
-    num_slices = len(np.unique(known.slice_id[some])) if known.common_frame else 1
-    of_slice = known.slice_id[some] if num_slices > 1 else np.zeros(len(some), np.int64)
-    k = tuned_num_neighbours(place[some], known.expression[some], of_slice, CANDIDATES)
+    k = tuned_num_neighbours(*_tuning_cells(known, seed), CANDIDATES)
 
     def around(rows: np.ndarray) -> Any:
         chosen, _ = known_around(cells.slice_names[cells.slice_id[rows[0]]], known)
@@ -129,6 +126,17 @@ def expression_baselines(
             position[rows], place, known.expression, known.slice_id
         )
     return methods
+
+
+def _tuning_cells(known: InputCells, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return positions, expression and slices to tune on: without a frame those of one slice."""
+    assert known.position is not None
+    rows = np.arange(len(known.slice_id))
+    if not known.common_frame:
+        largest = max(range(len(known.slice_names)), key=lambda n: len(known.rows_of(n)))
+        rows = known.rows_of(largest)
+    some = rows[_some(len(rows), TUNING_CELLS, seed)]
+    return known.position[some], known.expression[some], known.slice_id[some]
 
 
 def in_frame(name: str, known: InputCells) -> bool:

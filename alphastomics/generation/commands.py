@@ -87,6 +87,15 @@ def read_cells(
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
 
+def with_trained_sampling(config: Config, module: AlphaSTomicsModule) -> Config:
+    """Take from the model what the user leaves to us: the number of steps that suits it."""
+    sampling = config.sampling
+    if "num_steps" in sampling.model_fields_set:
+        return config
+    steps = module.config.sampling.num_steps
+    return config.model_copy(update={"sampling": sampling.model_copy(update={"num_steps": steps})})
+
+
 def default_output(source: Path | None) -> Path:
     """Name the output beside the input; new tissue goes into the working folder."""
     if source is None:
@@ -123,6 +132,7 @@ def sample(
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
     refuse_existing(target, overwrite=overwrite)
     module, genes = load_for_use(checkpoint)
+    config = with_trained_sampling(config, module)
     if input_data is None:
         assert blank is not None
         cells = blank_cells(blank, len(genes), dims=3)
@@ -252,6 +262,7 @@ def test(
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     refuse_existing(target, overwrite=True)
     module, genes = load_for_use(checkpoint)
+    config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
     known = training_cells(module, genes)
     if known is None and is_processed(input_data):

@@ -5,6 +5,7 @@ many batches by padding. The order is a pure function of (seed, epoch, rank), so
 stopped after any batch and goes on with the very next one.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -29,6 +30,8 @@ from alphastomics.preprocessing.streaming import Draw, RandomStream, SliceStream
 from alphastomics.utils.dataholder import DataHolder
 
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
+
 SetDraw = Literal["auto", "random", "slice", "patch"]
 # Smaller slices that share a frame make larger sets together.
 SMALL_SLICE = 256
@@ -240,14 +243,11 @@ def create_dataloaders(
         Seed of the order of cells.
     rank, world_size
         Which share of the cells is this process's; None asks torch.distributed.
-    verify_checksums
-        Compare shards with the checksums of metadata.json.
-    pin_memory
-        Leave batches in page-locked memory, for a GPU.
-    holdout
-        Training cells to hold out: they take the validation cells' part. Not for streaming.
-    smooth
-        Smooths the expression of a slice, for `DataHolder.smoothed`. Not for streaming.
+    verify_checksums, pin_memory
+        Compare shards with their checksums; leave batches in page-locked memory, for a GPU.
+    holdout, smooth
+        Not for streaming: training cells that take the validation cells' part; what smooths the
+        expression of a slice, for `DataHolder.smoothed`.
     """
     rank, world_size = _place(rank, world_size)
     shape = _shape(batch_size, set_size)
@@ -257,23 +257,29 @@ def create_dataloaders(
     folder = DataFolder(data_dir)
     metadata = folder.metadata()
     drawn = resolve_set_draw(set_draw, metadata, folder.where, streaming=streaming)
+    streaming = streaming and _streamable(set_draw, drawn, metadata, folder.where)
     draw = Draw(drawn, shape.set_size, window_rows, seed, rank, world_size)
-    kind: Callable[..., Any] = _source(streaming=streaming, set_draw=drawn)
+    kind = _source(streaming=streaming, set_draw=drawn)
+    readers = [ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS]
     make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
     if holdout is not None:
-        readers = [
-            ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS
-        ]
         return _holding_out(holdout, readers, draw, make, shape, smooth)
-    if not streaming:
-        kind = partial(MemorySource, smooth=smooth)
-    sources = [
-        kind(ShardReader(folder, metadata, split, verify=verify_checksums), draw)
-        for split in SPLITS
-    ]
-    training, *held_out = sources
+    extra: dict[str, Any] = {} if streaming else {"smooth": smooth}
+    training, *held_out = (kind(reader, draw, **extra) for reader in readers)
     validation, test = (make(source, draw, shape, same_every_epoch=True) for source in held_out)
     return make(training, draw, shape, same_every_epoch=False), validation, test
+
+
+def _streamable(asked: SetDraw, drawn: str, metadata: Metadata, where: str) -> bool:
+    """Say whether sets can be streamed; if not, what nobody asked for is read into memory."""
+    if asked != "auto" or drawn == "random" or metadata.layout == "slice":
+        return True
+    logger.warning(
+        "%s: slices without a common frame cannot be streamed from the layout 'shuffled': all "
+        "cells are read into memory; preprocess with --layout slice to stream them",
+        where,
+    )
+    return False
 
 
 def resolve_set_draw(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 
 from alphastomics.preprocessing.schema import Metadata
 
@@ -37,7 +37,7 @@ class Holdout:
     seed: int
 
     def mask(
-        self, slice_id: Int64[np.ndarray, " N"], position: Float[np.ndarray, "N 3"]
+        self, slice_id: Int[np.ndarray, " N"], position: Float[np.ndarray, "N 3"]
     ) -> Bool[np.ndarray, " N"]:
         """Return True for the cells that are held out."""
         if self.kind in ("sample", "slice"):

@@ -364,10 +364,8 @@ def metadata_of(
         for number, name in enumerate(SPLITS)
     }
     _warn_of_empty_splits(options, splits)
-    known = [
-        {"name": name, "request": known}
-        for name, known in zip(datasets.names, datasets.requests, strict=True)
-    ]
+    names = zip(datasets.names, datasets.requests, strict=True)
+    known = [{"name": name, "request": request} for name, request in names]
     described = {
         "format_version": FORMAT_VERSION,
         "version": __version__,
