@@ -244,10 +244,7 @@ class Model(nn.Module):
             expected = expected.detach().to(position.dtype)
             context = context + self._read_expected(expected, diffusion_time, node_mask)
         output = self.trunk.denoise(
-            visible,
-            diffusion_time,
-            position,
-            node_mask,
+            *(visible, diffusion_time, position, node_mask),
             position_hidden=position_hidden,
             context=context,
             keep_hidden=output_hidden_states,

@@ -192,6 +192,20 @@ def quiet_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def make_callbacks(
+    config: Config, folder: RunFolder, progress: Progress, keeper: Keeper, split: TimeSplit | None
+) -> list[pl.Callback]:
+    """Return all that watches a run, in the order in which it is told."""
+    return [
+        Monitor(config.logging.log_every_n_steps),
+        progress,
+        *([] if split is None else [split]),
+        keeper,
+        StopOnRequest(folder),
+        SanityCheck(),
+    ]
+
+
 def make_trainer(
     config: Config, folder: RunFolder, callbacks: list[pl.Callback], csv_log: CsvLog
 ) -> pl.Trainer:
@@ -277,17 +291,9 @@ def train(
     has_validation = has_validation and (
         holdout is not None or metadata.splits["validation"].cells > 0
     )
-    keeper = Keeper(folder, config)
-    split, progress = TimeSplit(), Progress()
-    csv_log = CsvLog(folder.metrics)
-    callbacks: list[pl.Callback] = [
-        Monitor(config.logging.log_every_n_steps),
-        progress,
-        *([split] if request.profile else []),
-        keeper,
-        StopOnRequest(folder),
-        SanityCheck(),
-    ]
+    keeper, progress, csv_log = Keeper(folder, config), Progress(), CsvLog(folder.metrics)
+    split = TimeSplit() if request.profile else None
+    callbacks = make_callbacks(config, folder, progress, keeper, split)
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
@@ -313,7 +319,7 @@ def train(
                 logger.info("%s", line)
         with folder.running(first=first):
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
-            return conclude(trainer, folder, keeper, split if request.profile else None)
+            return conclude(trainer, folder, keeper, split)
 
 
 def make_module(config: Config, metadata: Metadata) -> TrainedModule:

@@ -239,35 +239,46 @@ def create_dataloaders(
     set_draw
         Cells of a set: at random across slices of one frame, of one slice, or a contiguous patch of
         one; auto never mixes slices without a common frame.
-    seed
-        Seed of the order of cells.
-    rank, world_size
-        Which share of the cells is this process's; None asks torch.distributed.
+    seed, rank, world_size
+        Seed of the order of cells; which share of them is this process's, None asks torch.
     verify_checksums, pin_memory
         Compare shards with their checksums; leave batches in page-locked memory, for a GPU.
     holdout, smooth
         Not for streaming: training cells that take the validation cells' part; what smooths the
         expression of a slice, for `DataHolder.smoothed`.
     """
-    rank, world_size = _place(rank, world_size)
     shape = _shape(batch_size, set_size)
     _check(buffer_size=buffer_size, num_workers=num_workers, set_draw=set_draw, seed=seed)
-    # Whole batches, so that none is put together from two windows.
-    window_rows = max(buffer_size // batch_size, 1) * batch_size
     folder = DataFolder(data_dir)
     metadata = folder.metadata()
     drawn = resolve_set_draw(set_draw, metadata, folder.where, streaming=streaming)
     streaming = streaming and _streamable(set_draw, drawn, metadata, folder.where)
-    draw = Draw(drawn, shape.set_size, window_rows, seed, rank, world_size)
-    kind = _source(streaming=streaming, set_draw=drawn)
+    window_rows = _whole_batches(buffer_size, batch_size)
+    draw = Draw(drawn, shape.set_size, window_rows, seed, *_place(rank, world_size))
     readers = [ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS]
     make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
     if holdout is not None:
         return _holding_out(holdout, readers, draw, make, shape, smooth)
+    kind = _source(streaming=streaming, set_draw=drawn)
     extra: dict[str, Any] = {} if streaming else {"smooth": smooth}
-    training, *held_out = (kind(reader, draw, **extra) for reader in readers)
-    validation, test = (make(source, draw, shape, same_every_epoch=True) for source in held_out)
-    return make(training, draw, shape, same_every_epoch=False), validation, test
+    return _of_splits([kind(reader, draw, **extra) for reader in readers], draw, make, shape)
+
+
+def _whole_batches(buffer_size: int, batch_size: int) -> int:
+    """Return the cells of a window: no batch is put together from two."""
+    return max(buffer_size // batch_size, 1) * batch_size
+
+
+def _of_splits(
+    sources: list[Any], draw: Draw, make: Callable[..., BatchLoader], shape: BatchShape
+) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
+    """Return loaders of the splits; held-out cells come the same in every epoch."""
+    training, validation, test = sources
+    return (
+        make(training, draw, shape, same_every_epoch=False),
+        make(validation, draw, shape, same_every_epoch=True),
+        make(test, draw, shape, same_every_epoch=True),
+    )
 
 
 def _streamable(asked: SetDraw, drawn: str, metadata: Metadata, where: str) -> bool:

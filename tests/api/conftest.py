@@ -12,7 +12,11 @@ from alphastomics.simulate import write_tissue
 TINY = {
     "model": {"d_model": 16, "n_heads": 2, "n_layers": 2},
     "training": {"batch_size": 64, "max_epochs": 2, "learning_rate": 1e-3},
-    "data": {"preprocessing": {"cell_type_key": "cell_type"}, "loading": {"num_workers": 0}},
+    "data": {
+        # As on the command line: the notebook trains on all cells where nothing is said.
+        "preprocessing": {"cell_type_key": "cell_type", "train_ratio": 0.8, "val_ratio": 0.1},
+        "loading": {"num_workers": 0},
+    },
     "sampling": {"num_steps": 3, "num_samples": 2},
     "distributed": {"devices": 0},
 }
