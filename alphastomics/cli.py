@@ -230,7 +230,10 @@ def _config_path(command: Command, arguments: argparse.Namespace) -> Path | None
         if not path.is_file():
             raise InputError(f"{arguments.run}: not the folder of a run (train makes one)")
         return path
-    return DEFAULT_CONFIG if command.reads_config and DEFAULT_CONFIG.is_file() else None
+    # `config` alone prints the defaults, whatever the working folder holds.
+    idle = arguments.command == "config" and "data_dir" not in arguments
+    found = command.reads_config and not idle and DEFAULT_CONFIG.is_file()
+    return DEFAULT_CONFIG if found else None
 
 
 def from_text(text: str, field: FieldInfo) -> Any:

@@ -165,6 +165,8 @@ def source_of(
                 f"{path}: obsm is a link, and may lead into another file, which is not ours to "
                 "write: save the file again with anndata"
             )
+        if not isinstance(root["obsm"], h5py.Group):
+            raise InputError(f"{path}: obsm is no group: save the file again with anndata")
         positions = positions_of(path, root, key, cells)
         alignment = align(found, genes, path)
         measured = np.ones(len(genes), dtype=bool)

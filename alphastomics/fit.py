@@ -20,6 +20,7 @@ from alphastomics.config_file import parse_document, read_document
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.spread import choose_devices
 from alphastomics.diffusion_model.train import Request, check_data, train
+from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.files import write_text
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
@@ -157,7 +158,11 @@ def held_out_run(
 
 def refuse_another_run(folder: RunFolder, request: Request) -> None:
     """Refuse a folder with another run before any work is done, as `train` does."""
-    if folder.exists() and request.resume is None and not request.overwrite:
+    try:
+        exists = folder.exists()
+    except OSError as error:
+        raise InputError(f"{folder.path}: cannot be a folder: {error.strerror}") from error
+    if exists and request.resume is None and not request.overwrite:
         folder.require_free(None, resume=False, overwrite=False)
 
 

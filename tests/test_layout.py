@@ -61,6 +61,7 @@ MAP = {
         "config_auto",
         "config_file",
         "diffusion_model",
+        "errors",
         "evaluation",
         "files",
         "generation",

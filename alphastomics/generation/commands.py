@@ -264,9 +264,10 @@ def test(
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
-    known = training_cells(module, genes)
-    if known is None and is_processed(input_data):
-        known = read_processed(input_data, genes, "train")
+    if is_processed(input_data):
+        known: InputCells | None = read_processed(input_data, genes, "train")
+    else:
+        known = training_cells(module, genes)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

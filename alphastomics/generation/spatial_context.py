@@ -118,7 +118,9 @@ class SpatialContext:
         seen = [
             mean for k, mean in zip(self.scales, means, strict=True) if k in RIDGE_SCALES
         ] or list(means[-1:])
-        return [*seen, position]
+        low, high = self.cells.position.min(0), self.cells.position.max(0)
+        # A trend is not followed beyond the known cells.
+        return [*seen, np.clip(position, low, high)]
 
     def _means(self, position: np.ndarray, source: Cells) -> list[Float64[np.ndarray, "N G"]]:
         """Mean of the k nearest source cells, gene by gene over those measured, for all scales.

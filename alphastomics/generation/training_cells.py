@@ -81,11 +81,26 @@ def predict_from_context(
             )
             continue
         rows = cells.rows_of(number)
+        if not lies_among(cells.position[rows], known.position[chosen]):
+            logger.warning(
+                "slice %s: most of its positions lie outside the training cells of its frame: are "
+                "they in the same coordinates? Its expression is predicted by the network alone",
+                name,
+            )
+            continue
         context = fitted_context(module, known, chosen, seed, across=across)
         values[rows] = context.predict(cells.position[rows])
         std[rows] = context.std
         covered[rows] = True
     return ContextPrediction(values, std, covered)
+
+
+def lies_among(position: np.ndarray, known: np.ndarray) -> bool:
+    """Say whether most positions lie in the box of known cells, or less than its size beside it."""
+    low, high = known.min(0), known.max(0)
+    margin = (high - low).max()
+    inside = ((position >= low - margin) & (position <= high + margin)).all(1)
+    return bool(inside.mean() > 0.5)
 
 
 def known_around(name: str, known: InputCells) -> tuple[Bool[np.ndarray, " M"], bool]:

@@ -230,7 +230,7 @@ def test_curves_are_means_over_seeds_with_their_band():
         (["--device", "cuda"], "no usable GPU"),
         (["--data_dir", "nowhere"], "nowhere"),
         (["--set", "training.batch_size=1048576"], "training.batch_size"),
-        (["--set", "data.preprocessing.val_ratio=0.375"], "split test"),
+        (["--set", "data.preprocessing.val_ratio=0.375"], "test split"),
         (["--full", "--set", "model.d_ff=24"], "num_experts"),
     ],
 )

@@ -100,7 +100,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("cut", [None, 5], ids=["between epochs", "within an epoch"])
+@pytest.mark.parametrize("cut", [None, 8], ids=["between epochs", "within an epoch"])
 def test_a_refused_resume_writes_nothing(what, cut, run, tmp_path):
     if cut is None:
         run("run")

@@ -87,7 +87,8 @@ def test_a_sample_is_the_same_wherever_the_origin_is(tiny: Tiny, door, work):
         data.obsm["spatial"] = np.asarray(data.obsm["spatial"], np.float64) + 1e9
 
     far = changed(tiny, work / "far.h5ad", move)
-    mode = ("--sample_mode", "pos_to_expr")
+    # A sample is the network's alone; an estimate asks the training cells around, in their frame.
+    mode = ("--sample_mode", "pos_to_expr", "--product", "sample")
     for path in (near, far):
         output = path.with_suffix(".out.h5ad")
         done(door("sample", *model(tiny), "--input_data", path, *mode, "--output", output))
@@ -302,8 +303,8 @@ def test_slices_in_other_units_and_without_extent_are_named(tmp_path, caplog):
     slices["s2"].obsm["spatial"] = slices["s2"].obsm["spatial"] * 0 + 7
     run(write(tmp_path / "in", **slices), tmp_path / "out")
     said = [record.message for record in caplog.records]
-    assert any("times as wide as most (first s1)" in line for line in said)
-    assert any("at one position (first s2)" in line for line in said)
+    assert any("slice s1 is" in line and "times as large as" in line for line in said)
+    assert any("slice s2: all its cells lie at one position" in line for line in said)
 
 
 def test_data_from_which_nothing_can_be_learned_is_said(tmp_path):

@@ -265,7 +265,7 @@ def ways(tiny: Tiny, path: Path) -> dict[str, list[object]]:
 
 
 # What one command needs of a file, another does not.
-FINE_IN_SAMPLE = {"no obsm", "positions under another key"}
+FINE_WITHOUT_POSITIONS = {"no obsm", "positions under another key"}
 REFUSED_LATER = {"two cells", "huge positions", "huge counts"}
 
 
@@ -274,7 +274,7 @@ REFUSED_LATER = {"two cells", "huge positions", "huge counts"}
 def test_content_that_cannot_be_used_is_refused(name, command, tiny, door, work):
     path = spoil(tiny, work / "in", BAD[name], None)
     outcome = door(*ways(tiny, path)[command])
-    if command == "sample" and name in FINE_IN_SAMPLE:
+    if command != "preprocess" and name in FINE_WITHOUT_POSITIONS:
         done(outcome)
     else:
         refused(outcome, "odd.h5ad")

@@ -73,7 +73,7 @@ def check(source: Path, target: Path, pipeline: Callable[..., np.ndarray]):
         truth = pipeline(data, metadata["genes"])
         np.testing.assert_allclose(values[mine], truth, rtol=1e-5, atol=1e-5)
         position = np.stack(cells["position"][mine].to_numpy())
-        given_position = data.obsm["spatial"].astype(np.float32)
+        given_position = np.asarray(data.obsm["spatial"], dtype=np.float64)
         assert (position[:, : given_position.shape[1]] == given_position).all()
         missing = metadata["panels"][metadata["slices"][number]["panel"]]["missing"]
         assert [metadata["genes"][place] for place in missing] == [
