@@ -28,7 +28,8 @@ LAYERS, WIDTH = 2, 16
 
 
 def processed_tissue(folder: Path, **settings) -> Path:
-    simulation = SimulationConfig(cells=70, slices=3, genes=24, panel_share=0.9)
+    simulation = SimulationConfig(cells=70, slices=3, genes=24, panel_share=0.9, common_frame=True)
+    settings = {"common_frame": True, **settings}
     write_tissue(simulation, 5, folder / "slices", overwrite=False)
     preprocess(
         PreprocessingConfig(cell_type_key="cell_type", train_ratio=0.6, val_ratio=0.2, **settings),
@@ -58,9 +59,11 @@ def checkpoint(data: Path, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_set(data: Path, tmp_path_factory) -> Path:
-    """A checkpoint whose batch is one set of cells of all slices, as is the default."""
+    """A checkpoint whose batch is one set of cells of all slices, which share a frame."""
     folder = tmp_path_factory.mktemp("runs")
-    config = tiny_config(data, folder, training={"max_epochs": 1, "learning_rate": 0.05})
+    training = {"max_epochs": 1, "learning_rate": 0.05}
+    loading = {"set_draw": "random"}
+    config = tiny_config(data, folder, training=training, data={"loading": loading})
     train(config, Request())
     return RunFolder(folder / "alphastomics").last
 

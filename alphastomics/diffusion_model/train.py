@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.advice import describe
@@ -297,7 +298,8 @@ def train(
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
-    folder.require_free(checkpoint, **asked)
+    # On the first rank alone: the others may look when it has begun to write.
+    rank_zero_only(folder.require_free)(checkpoint, **asked)
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     trainer = make_trainer(config, folder, callbacks, csv_log)
     stand_back(trainer)

@@ -223,8 +223,8 @@ def test_the_command_sends_a_run_a_checkpoint_or_a_folder(server, run_folder, ca
     assert sent[2]["model.safetensors"] == sent[0]["model.safetensors"]
     _, body = card_of(sent[0]["README.md"].decode())
     assert f"| best_val_loss | {report['best_val_loss']:.4g} |" in body
-    assert "MLP regressor" in body
-    assert "closest slice" in body
+    assert "ExtraTrees" in body
+    assert "spatial k-NN mean" in body
     _, bare = card_of(sent[2]["README.md"].decode())
     assert "None yet" in bare
 

@@ -55,10 +55,15 @@ def digests(folder: Path, *patterns: str) -> dict[str, str]:
     }
 
 
+# Folders of unfinished work, from which the same command goes on.
+RESUMED = {".stage1-work"}
+
+
 def leftovers(folder: Path) -> list[str]:
-    """List what no finished command leaves behind."""
+    """List what no finished command leaves behind; work to go on with is not meant."""
     return [
         path.name
         for path in folder.rglob("*")
-        if path.name.endswith(".partial") or path.name.startswith(".")
+        if path.name.endswith(".partial")
+        or (path.name.startswith(".") and path.name not in RESUMED)
     ]
