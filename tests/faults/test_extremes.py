@@ -387,3 +387,35 @@ def test_layout_slice_opens_only_the_parts_that_hold_a_bucket(tmp_path, monkeypa
     run(source, tmp_path / "out", layout="slice")
     assert len(cells_of(tmp_path / "out")) == 240
     assert len(opened) <= 3 * 12
+
+
+def test_statistics_of_many_small_slices_take_little_memory_and_disk(tmp_path):
+    names = [f"slice{number:04d}" for number in range(150)]
+    data = make_slice(300, 4000, 1, slices=names)
+    counts = np.zeros(data.shape, np.float32)
+    counts[np.arange(300), np.arange(300) * 13 % 4000] = 5
+    data.X = counts
+    source = write(tmp_path / "in", only=data)
+    run(source, tmp_path / "out", storage="sparse")
+    dense_bytes = len(names) * 4000 * 8 * 2
+    assert (tmp_path / "out/scaling.npz").stat().st_size < dense_bytes / 20
+    statistics = tmp_path / "out/_intermediate_slices/statistics.npz"
+    assert statistics.stat().st_size < dense_bytes / 20
+    with np.load(tmp_path / "out/scaling.npz") as scaling:
+        assert scaling["mean"].shape == scaling["std"].shape
+        assert scaling["mean"].shape[1] == 4000
+
+
+def test_moments_of_slices_survive_packing():
+    from alphastomics.preprocessing.normalize import Moments
+    from alphastomics.preprocessing.row_arrays import NOTHING, Compact, packed, unpacked
+
+    rng = np.random.default_rng(0)
+    values = rng.poisson(0.3, (2, 30)).astype(float)
+    whole = [Moments(4, row, row**2) for row in values]
+    back = unpacked(packed([Compact.of(moments) for moments in whole]))
+    for moments, found in zip(whole, back, strict=True):
+        again = NOTHING.joined(found, 30).whole(30)
+        assert again.count == moments.count
+        assert np.array_equal(again.mean, moments.mean)
+        assert np.array_equal(again.squares, moments.squares)

@@ -73,7 +73,7 @@ def check(source: Path, target: Path, pipeline: Callable[..., np.ndarray]):
         truth = pipeline(data, metadata["genes"])
         np.testing.assert_allclose(values[mine], truth, rtol=1e-5, atol=1e-5)
         position = np.stack(cells["position"][mine].to_numpy())
-        given_position = data.obsm["spatial"].astype(np.float32)
+        given_position = data.obsm["spatial"]
         assert (position[:, : given_position.shape[1]] == given_position).all()
         missing = metadata["panels"][metadata["slices"][number]["panel"]]["missing"]
         assert [metadata["genes"][place] for place in missing] == [
@@ -220,7 +220,7 @@ def test_three_dimensional_positions_are_kept_as_they_are(tmp_path):
     data = make_slice(30, dims=3)
     run(write(tmp_path / "in", one=data), tmp_path / "out", position_is_3d=True)
     position = np.stack(cells_of(tmp_path / "out")["position"].to_numpy())
-    assert (position == data.obsm["spatial"].astype(np.float32)).all()
+    assert (position == data.obsm["spatial"]).all()
     assert metadata_of(tmp_path / "out")["slices"][0]["z"] is None
 
 
@@ -231,7 +231,7 @@ def test_a_table_in_obsm_is_read_as_coordinates(tmp_path):
     )
     run(write(tmp_path / "in", one=data), tmp_path / "out")
     position = np.stack(cells_of(tmp_path / "out")["position"].to_numpy())
-    assert (position[:, :2] == data.obsm["spatial"].to_numpy().astype(np.float32)).all()
+    assert (position[:, :2] == data.obsm["spatial"].to_numpy()).all()
 
 
 def test_slice_i_lies_at_i_times_the_spacing(slices, tmp_path):
