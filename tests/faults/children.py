@@ -55,10 +55,15 @@ def digests(folder: Path, *patterns: str) -> dict[str, str]:
     }
 
 
+# Unfinished work that the same command goes on with.
+WORK_FOLDERS = {".stage1-work", ".staged", ".replaced"}
+
+
 def leftovers(folder: Path) -> list[str]:
-    """List what no finished command leaves behind."""
+    """List what no command leaves behind."""
     return [
         path.name
         for path in folder.rglob("*")
-        if path.name.endswith(".partial") or path.name.startswith(".")
+        if path.name.endswith(".partial")
+        or (path.name.startswith(".") and path.name not in WORK_FOLDERS)
     ]
