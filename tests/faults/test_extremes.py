@@ -372,18 +372,18 @@ def test_generating_keeps_few_samples_in_memory_however_many_are_asked_for(tiny:
 
 
 def test_layout_slice_opens_only_the_parts_that_hold_a_bucket(tmp_path, monkeypatch):
-    from alphastomics.preprocessing import shards
+    from alphastomics.preprocessing.parts import SortedParts
 
     slices = {f"s{number:02d}": make_slice(20, 12, number) for number in range(12)}
     source = write(tmp_path / "in", **slices)
     opened: list[Path] = []
-    original = shards.read_bucket
+    original = SortedParts.read
 
-    def counted(path, bucket, num_genes):
+    def counted(self, path, bucket):
         opened.append(path)
-        return original(path, bucket, num_genes)
+        return original(self, path, bucket)
 
-    monkeypatch.setattr(shards, "read_bucket", counted)
+    monkeypatch.setattr(SortedParts, "read", counted)
     run(source, tmp_path / "out", layout="slice")
     assert len(cells_of(tmp_path / "out")) == 240
     assert len(opened) <= 3 * 12
