@@ -286,7 +286,6 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
-    folder.require_free(checkpoint, **asked)
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     try:
         trainer = make_trainer(config, folder, callbacks, csv_log)
@@ -298,6 +297,8 @@ def train(config: Config, request: Request) -> dict[str, Any]:
     first = trainer.is_global_zero
     with folder.claimed(first=first):
         # All that can be refused is, before anything is written.
+        if first:
+            folder.require_free(checkpoint, **asked)
         module = make_module(config, metadata)
         training, validation = make_loaders(config, trainer)
         module.num_batches = len(training)

@@ -419,3 +419,26 @@ def test_moments_of_slices_survive_packing():
         assert again.count == moments.count
         assert np.array_equal(again.mean, moments.mean)
         assert np.array_equal(again.squares, moments.squares)
+
+
+def test_where_slices_lie_equals_cutting_the_row_groups_for_each(tmp_path):
+    from alphastomics.preprocessing import order
+    from alphastomics.preprocessing.batch_loader import create_dataloaders
+
+    data = make_slice(400, 12, 1, slices=["a", "b", "c", "d"])
+    settings = {"layout": "slice", "max_shard_size": 90, "max_cells_per_file": 30}
+    run(write(tmp_path / "in", only=data), tmp_path / "out", **settings)
+    training, *_ = create_dataloaders(
+        tmp_path / "out", batch_size=16, streaming=True, set_draw="slice", num_workers=0
+    )
+    reader = training.reader
+    for number in range(4):
+        expected = []
+        for place, shard in enumerate(reader.shards):
+            groups = [piece for piece in reader.pieces if piece.shard == place]
+            first = 0
+            for slice_number, cells in shard.slices:
+                if slice_number == number:
+                    expected += order.cut(groups, first, first + cells)
+                first += cells
+        assert training.source.pieces_of(number) == expected
