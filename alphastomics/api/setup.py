@@ -56,6 +56,11 @@ def require_anndata(adata: Any, name: str) -> AnnData:
             f"{name}: expected an AnnData, got {type(adata).__name__}; read a file with "
             "anndata.read_h5ad"
         )
+    if adata.is_view and adata.isbacked:
+        raise InputError(
+            f"{name}: is a view of a file on disk, into which nothing can be written; give "
+            f"{name}.to_memory()"
+        )
     return adata
 
 

@@ -11,7 +11,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.advice import describe
@@ -284,7 +283,7 @@ def train(
     has_validation
         Whether validation cells are looked at, where there are any.
     plan
-        Lines to log before the training, once nothing more can be refused.
+        Lines to log once nothing more can be refused.
     """
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
@@ -298,14 +297,13 @@ def train(
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
-    # On the first rank alone: the others may look when it has begun to write.
-    rank_zero_only(folder.require_free)(checkpoint, **asked)
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     trainer = make_trainer(config, folder, callbacks, csv_log)
     stand_back(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
-        # All that can be refused is, before anything is written.
+        if first:  # all that can be refused is, before anything is written
+            folder.require_free(checkpoint, **asked)
         module = make_module(config, metadata)
         training, validation = make_loaders(config, metadata, trainer, holdout)
         if config.diffusion.position_frame == "registered":

@@ -21,6 +21,7 @@ from alphastomics.preprocessing.genes import Alignment
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
 from alphastomics.preprocessing.parts import Cells, to_batch, write_arrays, write_part
 from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
+from alphastomics.preprocessing.row_arrays import Compact, packed
 from alphastomics.preprocessing.survey import SLICE_KEY, Survey, places, slice_codes
 from alphastomics.preprocessing.transpose import read_rows
 
@@ -169,9 +170,5 @@ def _cell_types(task: ChunkTask, obs: Frame) -> np.ndarray:
 def _moments(cells: Cells, runs: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
     """Gather the moments of every slice's genes in a part."""
     edges = np.cumsum([0, *(size for _, _, size in runs)])
-    found = [moments_of_sparse(cells.values[start:stop]) for start, stop in pairwise(edges)]
-    return {
-        "count": np.array([moments.count for moments in found]),
-        "mean": np.stack([moments.mean for moments in found]),
-        "squares": np.stack([moments.squares for moments in found]),
-    }
+    parts = (cells.values[start:stop] for start, stop in pairwise(edges))
+    return packed([Compact.of(moments_of_sparse(part)) for part in parts])

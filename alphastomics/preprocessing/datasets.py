@@ -6,10 +6,10 @@ between them is checked.
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Float64
@@ -18,8 +18,8 @@ from alphastomics.errors import InputError
 from alphastomics.files import sha256_of
 from alphastomics.preprocessing.dataset_record import first_fault
 from alphastomics.preprocessing.genes import require_same, union_of
-from alphastomics.preprocessing.parts import read_arrays
 from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load
+from alphastomics.preprocessing.row_arrays import read_rows
 from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, STATISTICS_FILE
 
 logger = logging.getLogger(__name__)
@@ -204,40 +204,23 @@ def _parts(places: list[Path], datasets: list[Any], types: tuple[str, ...]) -> l
     return parts
 
 
-def _statistics(path: Path) -> dict[str, Any]:
-    """Read the statistics of a dataset's slices."""
-    try:
-        found = read_arrays(path)
-        shapes = {(found[key].ndim, found[key].dtype.kind) for key in ("mean", "std")}
-    except (ValueError, OSError, LookupError, BadZipFile, AttributeError) as error:
-        raise InputError(f"{path}: is damaged: run stage1 again with --overwrite") from error
-    if shapes != {(2, "f")}:
-        raise InputError(f"{path}: holds no statistics: run stage1 again with --overwrite")
-    return found
+def scaling_of(merged: Merged, name: str) -> Iterator[Float64[np.ndarray, "K G"]]:
+    """Yield every slice's `mean` or `std`, some slices at a time.
 
-
-def scaling_of(merged: Merged) -> dict[str, Float64[np.ndarray, "S G"]]:
-    """Return every slice's mean and deviation; 0 and 1 for genes it did not measure.
-
-    Slices that are not standardised have 0 and 1 throughout.
+    They are 0 and 1 for genes that a slice did not measure, and throughout for slices that are not
+    standardised.
     """
-    arrays = []
-    for folder, request in zip(merged.folders, merged.requests, strict=True):
+    numbers = [record["dataset"] for record in merged.slices]
+    for number, folder in enumerate(merged.folders):
         expected = load(folder / DATASET_FILE)["statistics_sha256"]
         if sha256_of(folder / STATISTICS_FILE) != expected:
             raise InputError(
                 f"{folder / STATISTICS_FILE}: is not what stage1 wrote (sha256 differs): run "
                 "stage1 again with --overwrite"
             )
-        found = _statistics(folder / STATISTICS_FILE)
-        if not request["flags"]["scale"]:
-            found = {"mean": np.zeros_like(found["mean"]), "std": np.ones_like(found["std"])}
-        arrays.append(found)
-    scaling = {key: np.concatenate([found[key] for found in arrays]) for key in ("mean", "std")}
-    expected = (len(merged.slices), len(merged.genes))
-    if any(values.shape != expected for values in scaling.values()):
-        raise InputError(
-            f"{merged.folders[0] / STATISTICS_FILE}: the statistics are not of {expected[0]} "
-            f"slices x {expected[1]} genes: run stage1 again with --overwrite"
-        )
-    return scaling
+        shape = (numbers.count(number), len(merged.genes))
+        rows = read_rows(folder / STATISTICS_FILE, name, shape)
+        if merged.requests[number]["flags"]["scale"]:
+            yield from rows
+        else:
+            yield from (np.full_like(part, 0.0 if name == "mean" else 1.0) for part in rows)

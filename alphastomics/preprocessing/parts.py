@@ -7,8 +7,9 @@ of a file; stage 2 sorts each into record batches by the bucket that they go to.
 import io
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from alphastomics.files import replacing
 from alphastomics.preprocessing.schema import vector_of
 
 BUCKETS_KEY = b"buckets"
+MOST_OPEN_PARTS = 64
 WORK_BYTES = 16 << 20  # what a chunk of cells takes, counted once; a few copies are alive
 SHORTEST_RUN_BYTES = 64 << 10  # what is worth a read of its own in the shuffle
 
@@ -180,13 +182,37 @@ def read_part(content: bytes, num_genes: int) -> Cells:
     return from_batch(batch, num_genes)
 
 
-def read_bucket(path: Path, bucket: int, num_genes: int) -> Cells | None:
-    """Read the cells of one bucket from a sorted part; None where it has none."""
-    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
-        numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
-        if bucket not in numbers:
-            return None
-        return from_batch(reader.get_batch(numbers.index(bucket)), num_genes)
+class SortedParts:
+    """Reads buckets from sorted parts; a few parts stay open, since opening reads all their index.
+
+    Used as a context: leaving it closes them.
+    """
+
+    def __init__(self, num_genes: int) -> None:
+        self.num_genes = num_genes
+        self._open: OrderedDict[Path, tuple[ExitStack, Any, dict[int, int]]] = OrderedDict()
+
+    def __enter__(self) -> "SortedParts":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        while self._open:
+            self._open.popitem()[1][0].close()
+
+    def read(self, path: Path, bucket: int) -> Cells:
+        """Read the cells of one bucket from a part that has some."""
+        if path not in self._open:
+            if len(self._open) == MOST_OPEN_PARTS:
+                self._open.popitem(last=False)[1][0].close()
+            files = ExitStack()
+            source = files.enter_context(pa.OSFile(str(path)))
+            reader = files.enter_context(pa.ipc.open_file(source))
+            numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
+            places = {number: place for place, number in enumerate(numbers)}
+            self._open[path] = (files, reader, places)
+        self._open.move_to_end(path)
+        _, reader, places = self._open[path]
+        return from_batch(reader.get_batch(places[bucket]), self.num_genes)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -26,10 +26,10 @@ from alphastomics.preprocessing.normalize import (
 )
 from alphastomics.preprocessing.parts import (
     Cells,
+    SortedParts,
     equal_vectors,
     joined,
     naming,
-    read_bucket,
     read_part,
     to_batch,
     vectors,
@@ -222,9 +222,14 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
         if any(is_file_of(place, receipt["sha256"]) for place in places):
             return receipt
     groups: list[int] = []
-    with naming(path), replacing(path) as partial, _writer(partial, task) as writer:
+    with (
+        naming(path),
+        replacing(path) as partial,
+        SortedParts(task.num_genes) as parts,
+        _writer(partial, task) as writer,
+    ):
         for bucket in plan.buckets_of(task.split, task.shard):
-            cells = _gathered(task, plan, bucket)
+            cells = _gathered(task, plan, bucket, parts)
             for start in range(0, len(cells), task.row_group_rows):
                 rows = np.arange(start, min(start + task.row_group_rows, len(cells)))
                 writer.write_table(_table(task, cells.take(rows)))
@@ -256,11 +261,10 @@ def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
     )
 
 
-def _gathered(task: ShardTask, plan: Plan, bucket: int) -> Cells:
+def _gathered(task: ShardTask, plan: Plan, bucket: int, parts: SortedParts) -> Cells:
     """Collect a bucket's cells from all parts and bring them into their final order."""
     paths = (task.folder / f"sorted-{number:06d}.arrow" for number in task.holders[bucket])
-    found = (read_bucket(path, bucket, task.num_genes) for path in paths)
-    cells = joined([table for table in found if table is not None])
+    cells = joined([parts.read(path, bucket) for path in paths])
     by_id = np.argsort(cells.cell_id, kind="stable")
     return cells.take(by_id[order_in_bucket(plan, bucket)])
 

@@ -7,6 +7,7 @@ of the parts: each file is read once.
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
 from alphastomics.preprocessing.guard import guarded_survey
-from alphastomics.preprocessing.normalize import Moments, merged, standard_deviation
-from alphastomics.preprocessing.parts import read_arrays, write_arrays
+from alphastomics.preprocessing.normalize import Moments, standard_deviation
+from alphastomics.preprocessing.parts import read_arrays
+from alphastomics.preprocessing.row_arrays import NOTHING, Blocks, unpacked, write_rows
 from alphastomics.preprocessing.schema import DATASET_FILE, SHUFFLE_FOLDER, STATISTICS_FILE
 from alphastomics.preprocessing.survey import (
     Survey,
@@ -273,21 +275,17 @@ def statistics(
     folder: Path, receipts: list[dict[str, Any]], num_slices: int, num_genes: int
 ) -> None:
     """Join the moments of all parts, in their order, and write each slice's mean and deviation."""
-    zero = Moments(0, np.zeros(num_genes), np.zeros(num_genes))
-    joined = [zero] * num_slices
+    joined = [NOTHING] * num_slices
     for receipt in receipts:
-        arrays = read_arrays(folder / receipt["moments_file"])
-        for place, (number, _, _) in enumerate(receipt["runs"]):
-            count = int(arrays["count"][place])
-            moments = Moments(count, arrays["mean"][place], arrays["squares"][place])
-            joined[number] = merged(joined[number], moments)
-    write_arrays(
-        folder / STATISTICS_FILE,
-        {
-            "mean": np.stack([moments.mean for moments in joined]),
-            "std": np.stack([standard_deviation(moments) for moments in joined]),
-        },
-    )
+        found = unpacked(read_arrays(folder / receipt["moments_file"]))
+        for (number, _, _), moments in zip(receipt["runs"], found, strict=True):
+            joined[number] = joined[number].joined(moments, num_genes)
+
+    def rows(statistic: Callable[[Moments], np.ndarray]) -> Blocks:
+        return lambda: (statistic(moments.whole(num_genes))[None] for moments in joined)
+
+    arrays = {"mean": rows(lambda moments: moments.mean), "std": rows(standard_deviation)}
+    write_rows(folder / STATISTICS_FILE, (num_slices, num_genes), arrays)
 
 
 def unique_slice_names(surveys: list[Survey]) -> list[str]:

@@ -4,8 +4,8 @@ An external shuffle in two passes (shards.py) over a plan that is a pure functio
 and seed (plan.py). Both passes run side by side and go on where they were stopped.
 """
 
-import io
 import logging
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from jaxtyping import Float64
 
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
-from alphastomics.files import make_folder, replacing, sha256_of, write_text
+from alphastomics.files import make_folder, sha256_of, write_text
 from alphastomics.preprocessing import owned, resume
-from alphastomics.preprocessing.datasets import Merged, merge, scaling_of
+from alphastomics.preprocessing.datasets import Merged, merge
 from alphastomics.preprocessing.frames import frame_notes, slice_extents
-from alphastomics.preprocessing.normalize import Moments, absent, merged
-from alphastomics.preprocessing.parts import naming, rows_that_fit, write_arrays
+from alphastomics.preprocessing.normalize import Moments, merged
+from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.plan import Plan, PlanRequest
+from alphastomics.preprocessing.row_arrays import write_rows
+from alphastomics.preprocessing.scaling import scaling_rows, write_scaling
 from alphastomics.preprocessing.schema import (
     ABSENT_VALUE,
     DATA_FOLDER,
@@ -106,8 +108,8 @@ def run(
     ):
         resume.write_receipt(shuffle / resume.REQUEST_FILE, whole_request)
         owned.remember_replaced(shuffle, old)
-        metadata, scaling = _act(options, datasets, output_dir, request, crew)
-    _put_in_place(output_dir, metadata, scaling)
+        metadata = _act(options, datasets, output_dir, request, crew)
+    _put_in_place(output_dir, metadata)
     return metadata
 
 
@@ -140,7 +142,7 @@ def _old_files(output_dir: Path, shuffle: Path) -> list[str]:
     return [*old, *owned.replaced(shuffle), *moved]
 
 
-def _put_in_place(output_dir: Path, metadata: Metadata, scaling: dict[str, np.ndarray]) -> None:
+def _put_in_place(output_dir: Path, metadata: Metadata) -> None:
     """Move the complete shards to where metadata.json says they are, and write that last."""
     shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
     shards = [Path(shard.file) for split in metadata.splits.values() for shard in split.shards]
@@ -149,8 +151,10 @@ def _put_in_place(output_dir: Path, metadata: Metadata, scaling: dict[str, np.nd
     }
     old = [output_dir / name for name in owned.replaced(shuffle) if name != METADATA_FILE]
     owned.put_in_place(output_dir / METADATA_FILE, staged, old)
-    if scaling:
-        write_arrays(output_dir / SCALING_FILE, scaling)
+    if metadata.normalization.scale:
+        shape = (len(metadata.slices), metadata.num_genes)
+        arrays = {name: partial(scaling_rows, shuffle, name) for name in ("mean", "std")}
+        write_rows(output_dir / SCALING_FILE, shape, arrays)
         digest = sha256_of(output_dir / SCALING_FILE)
         metadata = metadata.model_copy(update={"scaling_sha256": digest})
     record = resume.with_checksum(metadata.model_dump(exclude={resume.CHECKSUM_KEY}))
@@ -173,12 +177,12 @@ def _act(
     output_dir: Path,
     request: dict[str, Any],
     crew: Crew,
-) -> tuple[Metadata, dict[str, np.ndarray]]:
-    """Sort the parts and write the shards; return what metadata.json says, and the scaling."""
+) -> Metadata:
+    """Sort the parts and write the shards; return what metadata.json says."""
     shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
     staged = output_dir / DATA_FOLDER / STAGED_FOLDER
     make_folder(staged)
-    scaling = _write_scaling(datasets, shuffle)
+    write_scaling(datasets, shuffle)
     asked = plan_request(options, datasets, request["seed"])
     plan = plan_of(asked)
     _require_free_names(output_dir, shuffle, plan)
@@ -197,7 +201,7 @@ def _act(
     metadata = metadata_of(options, datasets, plan, shards, moments, request)
     for note in frame_notes(metadata, slice_extents(moments)):
         logger.warning("%s", note)
-    return metadata, scaling
+    return metadata
 
 
 def _require_free_names(output_dir: Path, shuffle: Path, plan: Plan) -> None:
@@ -292,24 +296,6 @@ def shard_tasks(
         for split in range(len(SPLITS))
         for shard in range(plan.num_shards(split))
     ]
-
-
-def _write_scaling(datasets: Merged, shuffle: Path) -> dict[str, np.ndarray]:
-    """Write each slice's mean and deviation in pieces that tasks can map; return both."""
-    if not datasets.scale:
-        return {}
-    scaling = scaling_of(datasets)
-    arrays: dict[str, np.ndarray] = {
-        "scaling.mean.npy": scaling["mean"],
-        "scaling.std.npy": scaling["std"],
-        "absent.npy": absent(scaling["mean"], scaling["std"]),
-    }
-    for name, array in arrays.items():
-        buffer = io.BytesIO()
-        np.save(buffer, array, allow_pickle=False)
-        with naming(shuffle / name), replacing(shuffle / name) as partial:
-            partial.write_bytes(buffer.getbuffer())
-    return scaling
 
 
 def position_statistics(found: list[dict[str, Any]]) -> PositionStatistics | None:

@@ -7,7 +7,7 @@ come from whole slices, which the layout `slice` keeps together.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -230,12 +230,22 @@ class SliceStream:
 
     def pieces_of(self, slice_number: int) -> list[Piece]:
         """Return where the cells of a slice lie."""
-        found = []
+        return self._places.get(slice_number, [])
+
+    @cached_property
+    def _places(self) -> dict[int, list[Piece]]:
+        """Find where the cells of every slice lie, in one pass over the row groups."""
+        places: dict[int, list[Piece]] = {}
         for number, shard in enumerate(self.reader.shards):
-            groups = [piece for piece in self.reader.pieces if piece.shard == number]
-            first = 0
+            group, used = 0, 0  # the row group that is next, and how many of its rows are taken
             for run, cells in shard.slices or []:
-                if run == slice_number:
-                    found.extend(order.cut(groups, first, first + cells))
-                first += cells
-        return found
+                left = cells
+                while left and group < len(shard.row_groups):
+                    rows = min(left, shard.row_groups[group] - used)
+                    if rows:
+                        piece = Piece(number, group, used, used + rows)
+                        places.setdefault(run, []).append(piece)
+                    left, used = left - rows, used + rows
+                    if used == shard.row_groups[group]:
+                        group, used = group + 1, 0
+        return places

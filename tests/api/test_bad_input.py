@@ -146,3 +146,33 @@ def test_a_mode_that_the_model_lacks_is_refused_with_those_it_has(slices):
     placer.predict_positions(slices[0])
     with pytest.raises(InputError, match="trained for expr_to_pos alone"):
         placer.generate(20)
+
+
+def test_a_view_of_a_file_on_disk_is_refused_in_one_line(tmp_path):
+    from tests.preprocessing.tissue import make_slice
+
+    make_slice(60, 12, 1).write_h5ad(tmp_path / "cells.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "cells.h5ad", backed="r")
+    AlphaSTomics.setup_anndata(backed)
+    with pytest.raises(InputError, match="to_memory"):
+        AlphaSTomics.setup_anndata(backed[:40])
+    backed.file.close()
+
+
+def test_a_file_given_for_the_folder_of_a_run_is_refused(tmp_path):
+    from tests.preprocessing.tissue import make_slice
+
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        AlphaSTomics(make_slice(60, 12, 1), folder=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_counts_in_coordinate_form_are_written_as_rows():
+    from scipy.sparse import coo_matrix
+
+    from alphastomics.api.setup import rows_of_cells
+
+    values = coo_matrix([[0, 1.0], [2, 0]])
+    assert rows_of_cells(values).format == "csr"
+    assert (rows_of_cells(values).toarray() == values.toarray()).all()

@@ -55,15 +55,15 @@ def digests(folder: Path, *patterns: str) -> dict[str, str]:
     }
 
 
-# Folders of unfinished work, from which the same command goes on.
-RESUMED = {".stage1-work"}
+# Unfinished work that the same command goes on with.
+WORK_FOLDERS = {".stage1-work", ".staged", ".replaced"}
 
 
 def leftovers(folder: Path) -> list[str]:
-    """List what no finished command leaves behind; work to go on with is not meant."""
+    """List what no command leaves behind."""
     return [
         path.name
         for path in folder.rglob("*")
         if path.name.endswith(".partial")
-        or (path.name.startswith(".") and path.name not in RESUMED)
+        or (path.name.startswith(".") and path.name not in WORK_FOLDERS)
     ]

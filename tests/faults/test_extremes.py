@@ -3,7 +3,6 @@
 import resource
 import shutil
 import warnings
-import weakref
 from pathlib import Path
 
 import anndata
@@ -336,55 +335,3 @@ def test_skipped_updates_are_said(tiny: Tiny, door, work, monkeypatch):
     outcome = door("train", "--config", "skip.yaml")
     done(outcome)
     assert "updates were skipped" in outcome.err
-
-
-def most_samples_alive(num_samples: int, module, cells) -> int:
-    """Generate, and count how many samples were in memory at once."""
-    from alphastomics.config import SamplingConfig
-    from alphastomics.generation.generate import generate
-    from alphastomics.generation.slices import SliceSampler
-
-    living: list[weakref.ref] = []
-    most = 0
-    original = SliceSampler.draw
-
-    def counted(self, *args):
-        nonlocal most
-        found = original(self, *args)
-        living.append(weakref.ref(found.cells.position))
-        most = max(most, sum(sample() is not None for sample in living))
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SliceSampler, "draw", counted)
-        settings = SamplingConfig(num_steps=2, num_samples=num_samples)
-        made = generate(module, cells, "expr_to_pos", settings, 1)
-    assert np.shares_memory(made.expression, cells.expression)
-    return most
-
-
-def test_generating_keeps_few_samples_in_memory_however_many_are_asked_for(tiny: Tiny):
-    from alphastomics.generation.cells import Blank, blank_cells
-    from alphastomics.generation.commands import load_for_use
-
-    module, genes = load_for_use(tiny.checkpoint)
-    cells = blank_cells(Blank(50), len(genes), dims=2)
-    assert most_samples_alive(4, module, cells) == most_samples_alive(12, module, cells) <= 3
-
-
-def test_layout_slice_opens_only_the_parts_that_hold_a_bucket(tmp_path, monkeypatch):
-    from alphastomics.preprocessing import shards
-
-    slices = {f"s{number:02d}": make_slice(20, 12, number) for number in range(12)}
-    source = write(tmp_path / "in", **slices)
-    opened: list[Path] = []
-    original = shards.read_bucket
-
-    def counted(path, bucket, num_genes):
-        opened.append(path)
-        return original(path, bucket, num_genes)
-
-    monkeypatch.setattr(shards, "read_bucket", counted)
-    run(source, tmp_path / "out", layout="slice")
-    assert len(cells_of(tmp_path / "out")) == 240
-    assert len(opened) <= 3 * 12
