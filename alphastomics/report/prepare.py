@@ -17,6 +17,7 @@ from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.evaluation.scores import MORAN_NEIGHBOURS
 from alphastomics.evaluation.table import bar_end, best_method, is_yardstick
+from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import Column, Curve, Findings, Inside, Path, Placed, Scores
 from alphastomics.report.groups import Groups, error_by_group, groups_of
@@ -303,6 +304,7 @@ def cell_data(
     cells = findings.cells
     return {
         "title": findings.title,
+        "verdict": [verdict.sentence for verdict in verdicts(findings.scores or {})],
         "facts": findings.facts,
         "missing": findings.missing,
         "dims": cells.dims,

@@ -55,6 +55,7 @@ function tissues(parent, options) {
 }
 
 function showHead() {
+  document.getElementById("verdict").append(...data.verdict.map((text) => element("li", { text })));
   document.getElementById("facts").append(...data.facts.map(([name, value]) => element("div", {}, element("dt", { text: name }), element("dd", { text: value }))));
   const notes = [];
   if (data.shown < data.cells) notes.push(`${data.shown.toLocaleString("en")} of ${data.cells.toLocaleString("en")} cells are drawn, chosen at random from every slice; all scores and curves are from all cells.`);
