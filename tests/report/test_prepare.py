@@ -47,6 +47,16 @@ def unpacked(text: str, kind: type) -> np.ndarray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=kind)
 
 
+def test_the_page_begins_with_the_verdict_of_each_task_that_was_scored():
+    cells = make_cells(60)
+    methods = {"alphastomics": {"spearman_mean": 0.4}, "ridge": {"spearman_mean": 0.2}}
+    data = page_data(make_findings(cells, scores={"expr_to_pos": methods}), 1, [], 50)
+    assert data["verdict"] == [
+        "placing: Spearman 0.400, ridge 0.200, chance 0: good: better than every baseline"
+    ]
+    assert page_data(make_findings(cells, scores=None), 1, [], 50)["verdict"] == []
+
+
 def test_all_cells_are_shown_until_there_are_too_many():
     cells = make_cells(100, slices=3)
     assert shown_rows(cells, 100, 1).tolist() == list(range(100))
