@@ -32,6 +32,7 @@ from alphastomics.preprocessing.schema import Metadata
 
 logger = logging.getLogger(__name__)
 
+LONGEST_NAME = 255  # of a file or folder, in bytes
 HOLDOUT_RUN, VERDICT_FILE, PLAN_FILE = "holdout", "verdict.json", "plan.json"
 # Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
 JUDGED_CELLS, MOST_JUDGED = 2_000, 6_000
@@ -45,6 +46,11 @@ def fit(config: Config, request: Request) -> dict[str, Any]:
     """Plan a run, make it, and judge it; return its summary, empty on all ranks but the first."""
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
+    if len(os.fsencode(config.logging.exp_name)) > LONGEST_NAME:
+        raise InputError(
+            f"--exp_name (logging.exp_name): longer than {LONGEST_NAME} bytes, the longest name of "
+            "a folder; choose a shorter one"
+        )
     plan = make_plan(config, metadata, folder, resume=request.resume is not None)
     check_data(plan.config, metadata)
     if plan.holdout is None:
@@ -158,11 +164,7 @@ def held_out_run(
 
 def refuse_another_run(folder: RunFolder, request: Request) -> None:
     """Refuse a folder with another run before any work is done, as `train` does."""
-    try:
-        exists = folder.exists()
-    except OSError as error:
-        raise InputError(f"{folder.path}: cannot be a folder: {error.strerror}") from error
-    if exists and request.resume is None and not request.overwrite:
+    if folder.exists() and request.resume is None and not request.overwrite:
         folder.require_free(None, resume=False, overwrite=False)
 
 

@@ -76,14 +76,16 @@ NEEDS_DEEPSPEED = pytest.mark.skipif(
     scope="module",
     params=["ddp fsdp", pytest.param("deepspeed", marks=[pytest.mark.slow, NEEDS_DEEPSPEED])],
 )
-def runs(request, processed: Path, tmp_path_factory) -> Runs:
+def runs(request, processed_in_one_frame: Path, tmp_path_factory) -> Runs:
     """What two_ranks.py trains, in one launch."""
     folder = tmp_path_factory.mktemp("runs")
     strategies = request.param.split()
-    process = torchrun("tests.diffusion_model.two_ranks", processed, folder, *strategies)
+    process = torchrun(
+        "tests.diffusion_model.two_ranks", processed_in_one_frame, folder, *strategies
+    )
     for name, settings in {"one": sections("auto", 252), "one_uneven": uneven()}.items():
         logging = {"exp_name": name, "save_top_k": 1}
-        train(tiny_config(processed, folder, **settings, logging=logging), Request())
+        train(tiny_config(processed_in_one_frame, folder, **settings, logging=logging), Request())
     _, errors = finished(process)
     assert process.returncode == 0, errors
     return Runs(folder, strategies)

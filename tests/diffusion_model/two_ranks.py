@@ -28,7 +28,7 @@ def sections(strategy: str, batch_size: int) -> dict:
     return {
         "model": {"dropout": 0.0},
         "training": {"batch_size": batch_size, "max_epochs": EPOCHS, "mode": "expr_to_pos"},
-        "data": {"loading": {"set_size": 42}},
+        "data": {"loading": {"set_size": 42, "set_draw": "random"}},
         "distributed": {"strategy": strategy},
     }
 
