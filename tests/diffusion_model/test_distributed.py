@@ -165,15 +165,17 @@ def test_router_statistics_are_those_of_the_cells_of_both_ranks(runs: Runs):
     assert len(entropies) == len(ranks[0]) == EPOCHS
 
 
-def test_sigterm_to_torchrun_saves_and_a_second_run_is_refused(processed: Path, tmp_path: Path):
+def test_sigterm_to_torchrun_saves_and_a_second_run_is_refused(
+    processed_in_one_frame: Path, tmp_path: Path
+):
     settings = {**sections("ddp", 126), "logging": {"exp_name": "stopped"}}
     settings["training"] = {**settings["training"], "max_epochs": 5000, "early_stopping": False}
     path = tmp_path / "run.yaml"
-    path.write_text(to_yaml(tiny_config(processed, tmp_path, **settings)))
+    path.write_text(to_yaml(tiny_config(processed_in_one_frame, tmp_path, **settings)))
     command = ("alphastomics", "train", "--config", path, "--exp_name", "stopped")
     folder = RunFolder(tmp_path / "stopped")
     process = torchrun(*command)
-    wait_for_steps(folder, 3)
+    wait_for_steps(folder, 3, process)
     process.send_signal(signal.SIGTERM)
     _, errors = finished(process)
     assert errors.count("go on with --resume last") == 1, errors

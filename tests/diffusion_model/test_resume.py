@@ -124,19 +124,22 @@ def start(arguments: list[str]) -> subprocess.Popen:
     return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_steps(folder: RunFolder, steps: int) -> None:
+def wait_for_steps(folder: RunFolder, steps: int, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if folder.metrics.is_file() and len(folder.metrics.read_text().splitlines()) > 12 * steps:
             return
+        if process.poll() is not None:
+            break
         time.sleep(0.02)
-    raise AssertionError("the run did not begin")
+    process.kill()
+    raise AssertionError(f"the run did not begin: {process.communicate()}")
 
 
 def test_sigterm_saves_marks_the_run_and_exits_with_143(processed, tmp_path: Path):
     folder = RunFolder(tmp_path / "stopped")
     process = start(command(processed, tmp_path, "stopped", 500))
-    wait_for_steps(folder, 3)
+    wait_for_steps(folder, 3, process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
@@ -157,7 +160,7 @@ def test_kill_9_and_resume_gives_the_same_bits(processed, tmp_path: Path):
     assert finish(start(command(processed, tmp_path, "whole", 6))) == 0
     killed = start(command(processed, tmp_path, "killed", 6))
     folder = RunFolder(tmp_path / "killed")
-    wait_for_steps(folder, 4)
+    wait_for_steps(folder, 4, process)
     killed.kill()
     assert finish(killed) == -signal.SIGKILL
     assert finish(start(command(processed, tmp_path, "killed", 6))) == 0
