@@ -160,7 +160,7 @@ def test_kill_9_and_resume_gives_the_same_bits(processed, tmp_path: Path):
     assert finish(start(command(processed, tmp_path, "whole", 6))) == 0
     killed = start(command(processed, tmp_path, "killed", 6))
     folder = RunFolder(tmp_path / "killed")
-    wait_for_steps(folder, 4, process)
+    wait_for_steps(folder, 4, killed)
     killed.kill()
     assert finish(killed) == -signal.SIGKILL
     assert finish(start(command(processed, tmp_path, "killed", 6))) == 0
