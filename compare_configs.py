@@ -5,8 +5,8 @@ docs/ablation.md says what is measured, how differences are told from noise, and
 
 import sys
 
-from alphastomics.ablation.commands import compare_configs
 from alphastomics.main import answer
+from benchmarks.ablation.commands import compare_configs
 
 # Spelled like config.yaml; what is not here keeps its default. Each configuration then switches
 # gated attention and experts on or off; which gate, and which experts, stands here.

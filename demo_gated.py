@@ -3,7 +3,7 @@
 import sys
 
 from alphastomics.main import answer
-from alphastomics.showcase.commands import showcase
+from examples.showcase.commands import showcase
 
 # Spelled like config.yaml; what is not here keeps its default.
 DEMO_CONFIG = {

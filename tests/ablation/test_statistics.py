@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from alphastomics.ablation.configurations import EXPECTED, FIGURES
-from alphastomics.ablation.statistics import Difference, compare, expectation, interval, summary
+from benchmarks.ablation.configurations import EXPECTED, FIGURES
+from benchmarks.ablation.statistics import Difference, compare, expectation, interval, summary
 
 ERROR = next(figure for figure in FIGURES if figure.key == "expression_mse")
 SCORE = next(figure for figure in FIGURES if figure.key == "cluster_ari")

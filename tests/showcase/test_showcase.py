@@ -14,10 +14,10 @@ from alphastomics.attn_model.model import Model
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.errors import InputError
 from alphastomics.main import answer
-from alphastomics.showcase import parts
-from alphastomics.showcase.checks import Check
-from alphastomics.showcase.commands import parser as flags_of
-from alphastomics.showcase.commands import prepared, settings_of, showcase
+from examples.showcase import parts
+from examples.showcase.checks import Check
+from examples.showcase.commands import parser as flags_of
+from examples.showcase.commands import prepared, settings_of, showcase
 
 ROOT = Path(__file__).parents[2]
 DEMOS = ("demo_gated", "demo_gated_moe")

@@ -5,10 +5,10 @@ import io
 import math
 from collections.abc import Sequence
 
-from alphastomics.ablation.configurations import FIGURES
-from alphastomics.ablation.findings import Findings, expectations, sentences
-from alphastomics.ablation.runs import Run
-from alphastomics.ablation.statistics import Difference, Summary
+from benchmarks.ablation.configurations import FIGURES
+from benchmarks.ablation.findings import Findings, expectations, sentences
+from benchmarks.ablation.runs import Run
+from benchmarks.ablation.statistics import Difference, Summary
 
 COLUMNS = 5  # configurations side by side; more do not fit a page
 WHOLE_NUMBERS = ("parameters_total", "parameters_active")

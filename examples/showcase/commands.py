@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from alphastomics.cli import OneLineParser
 from alphastomics.config import Config
 from alphastomics.config_file import parse_document
-from alphastomics.showcase.checks import Check, Tally
+from examples.showcase.checks import Check, Tally
 
 if TYPE_CHECKING:
-    from alphastomics.showcase.parts import Stage
+    from examples.showcase.parts import Stage
 
 FAILED = 1
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ def settings_of(document: Mapping[str, Any], arguments: argparse.Namespace) -> C
 
 def show(config: Config, folder: Path) -> Tally:
     """Go through the six steps."""
-    from alphastomics.showcase import parts, whole
+    from examples.showcase import parts, whole
 
     tally = Tally()
     stage, seconds = timed(lambda: prepared(config, folder))
@@ -102,8 +102,8 @@ def prepared(config: Config, folder: Path) -> "Stage":
     from alphastomics.diffusion_model.train import position_scale
     from alphastomics.preprocessing.batch_loader import create_dataloaders
     from alphastomics.preprocessing.folder import DataFolder
-    from alphastomics.showcase.parts import Stage, untrained
     from alphastomics.synthetic import synthetic_folder
+    from examples.showcase.parts import Stage, untrained
 
     folder.mkdir(parents=True, exist_ok=True)
     processed = synthetic_folder(config, folder)

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from alphastomics.ablation.configurations import FIGURES, Configuration
-from alphastomics.ablation.scoring import held_out, scores
 from alphastomics.attn_model.accounting import (
     active_parameters,
     feed_forward_share,
@@ -31,6 +29,8 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
+from benchmarks.ablation.configurations import FIGURES, Configuration
+from benchmarks.ablation.scoring import held_out, scores
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,21 @@
-"""The page: findings and runs enter, one HTML file leaves that needs no network and no script."""
+"""The page: findings and runs enter, one HTML file leaves that needs no network."""
 
 import html
 from collections.abc import Sequence
 
-from alphastomics.ablation.drawing import forests, loss_curves
-from alphastomics.ablation.findings import Findings, expectations, sentences
-from alphastomics.ablation.runs import Run
-from alphastomics.ablation.tables import rows_of
+from plotly.graph_objects import Figure
+from plotly.offline import get_plotlyjs
+
+from benchmarks.ablation.drawing import forests, loss_curves
+from benchmarks.ablation.findings import Findings, expectations, sentences
+from benchmarks.ablation.runs import Run
+from benchmarks.ablation.tables import rows_of
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: .25rem .7rem; }
 td { border-top: 1px solid #ddd; font-variant-numeric: tabular-nums; } th { text-align: left; }
-.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; font-family: inherit; }
+.wide { overflow-x: auto; }
 """
 
 
@@ -23,7 +26,7 @@ def render(findings: Findings, runs: Sequence[Run], heading: Sequence[str]) -> s
         bullets(heading),
         "<h2>What is larger than the noise</h2>",
         bullets(sentences(findings)),
-        *(f"<div>{picture}</div>" for picture in forests(findings)),
+        *map(embedded, forests(findings)),
         "<p>Dots: mean change against the reference over seeds; bars: 95 % interval of paired "
         "runs. Green is better, orange worse, grey within the noise.</p>",
         "<h2>Figures</h2>",
@@ -34,14 +37,21 @@ def render(findings: Findings, runs: Sequence[Run], heading: Sequence[str]) -> s
     if rows:
         header = ["configuration", "figure", "once expected", "measured", ""]
         parts += ["<h2>What was once expected</h2>", table(header, rows)]
-    parts += ["<h2>Losses</h2>", *loss_curves(findings, runs)]
+    parts += ["<h2>Losses</h2>", *map(embedded, loss_curves(findings, runs))]
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>Configurations compared</title><style>{STYLE}</style></head>\n"
+        f"<title>Configurations compared</title><style>{STYLE}</style>"
+        f"<script>{get_plotlyjs()}</script></head>\n"
         f"<body>{body}</body></html>\n"
     )
+
+
+def embedded(figure: Figure) -> str:
+    """Write a figure as markup that the page's own script draws."""
+    markup: str = figure.to_html(full_html=False, include_plotlyjs=False)
+    return markup
 
 
 def bullets(lines: Sequence[str]) -> str:

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphastomics.ablation.configurations import BASELINE, SWITCHES, Configuration, chosen
 from alphastomics.cli import OneLineParser, from_text
 from alphastomics.config import Config
 from alphastomics.config_file import LAYER_SECTION, document_fields, parse_document
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
+from benchmarks.ablation.configurations import BASELINE, SWITCHES, Configuration, chosen
 
 if TYPE_CHECKING:
-    from alphastomics.ablation.findings import Findings
-    from alphastomics.ablation.runs import Budget, Run
+    from benchmarks.ablation.findings import Findings
+    from benchmarks.ablation.runs import Budget, Run
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ def compare_configs(document: Mapping[str, Any], argv: Sequence[str]) -> str:
     folder = arguments.output_dir
     folder.mkdir(parents=True, exist_ok=True)
 
-    from alphastomics.ablation.findings import conclude
-    from alphastomics.ablation.runs import Budget, run
+    from benchmarks.ablation.findings import conclude
+    from benchmarks.ablation.runs import Budget, run
 
     device = chosen_device(arguments.device)
     processed = arguments.data_dir or simulated(config, folder, overwrite=arguments.overwrite)
@@ -140,9 +140,9 @@ def check_runs(
     budget: "Budget", configurations: Sequence[Configuration], seeds: Sequence[int]
 ) -> None:
     """Refuse data, a configuration or a seed that cannot be used, before the first run."""
-    from alphastomics.ablation.scoring import held_out
     from alphastomics.diffusion_model.train import check_data
     from alphastomics.preprocessing.folder import DataFolder
+    from benchmarks.ablation.scoring import held_out
 
     metadata = DataFolder(budget.processed).metadata()
     held_out(budget.processed, metadata.genes, budget.split, budget.test_cells)
@@ -208,8 +208,8 @@ def heading_of(budget: "Budget", config: Config, findings: "Findings") -> list[s
 
 def write(budget: "Budget", config: Config, runs: "list[Run]", findings: "Findings") -> str:
     """Write table, CSV, JSON and page; return the table for the terminal."""
-    from alphastomics.ablation.page import render
-    from alphastomics.ablation.tables import curves_csv, differences_csv, markdown, runs_csv
+    from benchmarks.ablation.page import render
+    from benchmarks.ablation.tables import curves_csv, differences_csv, markdown, runs_csv
 
     heading = heading_of(budget, config, findings)
     report = markdown(findings, heading)
@@ -229,7 +229,7 @@ def write(budget: "Budget", config: Config, runs: "list[Run]", findings: "Findin
 
 def plain(heading: list[str], runs: "list[Run]", findings: "Findings") -> dict[str, Any]:
     """Return everything as JSON has it: what is not known, or infinite, is null."""
-    from alphastomics.ablation.findings import expectations, sentences
+    from benchmarks.ablation.findings import expectations, sentences
 
     def known(values: Mapping[str, Any]) -> dict[str, Any]:
         return {

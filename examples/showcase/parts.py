@@ -25,8 +25,8 @@ from alphastomics.diffusion_model.loss import Cells, Entries
 from alphastomics.diffusion_model.masking import draw_hidden
 from alphastomics.diffusion_model.module import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.noise import centered_noise
-from alphastomics.showcase.checks import Check, above, below, within
 from alphastomics.utils.dataholder import DataHolder
+from examples.showcase.checks import Check, above, below, within
 
 EXACT = 1e-9  # of double precision, after some thousand additions
 SINGLE = 1e-4  # of single precision, likewise

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphastomics.ablation.configurations import BASELINE, COMPARED, FIGURES
-from alphastomics.ablation.runs import Run
-from alphastomics.ablation.statistics import (
+from benchmarks.ablation.configurations import BASELINE, COMPARED, FIGURES
+from benchmarks.ablation.runs import Run
+from benchmarks.ablation.statistics import (
     LEAST_SEEDS,
     LEVEL,
     Difference,

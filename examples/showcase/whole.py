@@ -20,8 +20,8 @@ from alphastomics.evaluation.baselines import shuffled
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.ranks import distance_spearman
 from alphastomics.generation.cells import read_processed
-from alphastomics.showcase.checks import Check, above, below, within
-from alphastomics.showcase.parts import SINGLE, Stage
+from examples.showcase.checks import Check, above, below, within
+from examples.showcase.parts import SINGLE, Stage
 
 SPLIT = "test"
 HEALTHY_GATE = (0.05, 0.95)  # closed, or filtering nothing: docs/monitoring.md

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alphastomics.ablation.configurations import EXPECTED, Figure
+from benchmarks.ablation.configurations import EXPECTED, Figure
 
 LEVEL = 0.95
 LEAST_SEEDS = 3  # two differences may agree by chance, and then seem certain

@@ -1,0 +1,1 @@
+"""Measurements: each script names its command; docs/benchmarks.md has the results."""

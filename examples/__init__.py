@@ -1,0 +1,1 @@
+"""Worked examples, run by the scripts at the root of the clone."""
