@@ -12,10 +12,9 @@ from typing import Any
 from alphastomics.cli import Call
 from alphastomics.cli_flags import DEFAULT_SPLIT, DEMO_DIR
 from alphastomics.errors import InputError
+from alphastomics.tasks import TASKS
 
 logger = logging.getLogger(__name__)
-
-MODES = ("expr_to_pos", "pos_to_expr", "joint")
 
 
 def preprocess(call: Call) -> str:
@@ -161,7 +160,7 @@ def test(call: Call) -> str:
         logger.warning("%s", words)
     seed(call)
     scores = run_test(call.config, **tested, output=arguments.output)
-    found = {mode: scores[mode] for mode in MODES if mode in scores}
+    found: dict[str, Any] = {mode: scores[mode] for mode in TASKS if mode in scores}
     lines = [verdict.sentence for verdict in verdicts(found)]
     lines += ["", score_table(found), f"\nscores: {scores['output']}"]
     if not arguments.no_report:

@@ -29,6 +29,7 @@ from alphastomics.config_section import (
     count,
     share,
 )
+from alphastomics.tasks import Mode
 
 __all__ = [
     "Config",
@@ -54,7 +55,6 @@ __all__ = [
     "TrainingConfig",
 ]
 
-Mode = Literal["joint", "expr_to_pos", "pos_to_expr"]
 Precision = Annotated[
     Literal["auto", "bf16", "fp16", "32"],
     # YAML reads a bare 32 as a number.

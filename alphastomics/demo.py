@@ -5,20 +5,16 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from alphastomics.config import Config, Mode, PreprocessingConfig, SimulationConfig
+from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
 from alphastomics.config_file import parse_document
 from alphastomics.simulate import write_tissue
+from alphastomics.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
 TISSUE = SimulationConfig(cells=1200, slices=6, genes=120)
 # Five slices to train on, one to test: a whole tissue that nobody has seen.
 SPLIT: dict[str, Any] = {"split_by": "slice", "train_ratio": 0.84, "val_ratio": 0.0}
-MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint")
-SHOWN = {
-    "expr_to_pos": ("spearman_mean", "knn_preservation", "procrustes"),
-    "pos_to_expr": ("pearson_gene_mean", "expression_mse"),
-}
 
 
 def settings_of(folder: Path, seed: int) -> Config:
@@ -57,7 +53,7 @@ def run_demo(folder: Path, seed: int) -> str:
     # A demo that was interrupted goes on where it stopped.
     trained = fit(config, Request(resume="last"))
     checkpoint = Path(trained["best_checkpoint"])
-    for mode in MODES:
+    for mode in TASKS:
         logger.info("demo 4/6: sample %s", mode)
         sampling = config.sampling.model_copy(update={"mode": mode})
         sample(
@@ -85,11 +81,14 @@ def run_demo(folder: Path, seed: int) -> str:
 def summary(folder: Path, checkpoint: Path, scores: dict[str, Any], verdict: list[str]) -> str:
     """Return the verdict, the scores as a table, and where everything is."""
     lines = ["what the training held out says:", *(f"  {line}" for line in verdict), ""]
-    for mode, names in SHOWN.items():
-        lines.append(f"{mode:<24}" + "".join(f"{name:>20}" for name in names))
+    for task in TASKS.values():
+        if not task.is_conditional:
+            continue
+        names = task.metrics
+        lines.append(f"{task.name:<24}" + "".join(f"{name:>25}" for name in names))
         lines += [
-            f"  {method:<22}" + "".join(f"{values.get(name, nan):>20.3f}" for name in names)
-            for method, values in scores[mode].items()
+            f"  {method:<22}" + "".join(f"{values.get(name, nan):>25.3f}" for name in names)
+            for method, values in scores[task.name].items()
         ]
     places = {
         "slices": folder / "slices",

@@ -51,6 +51,7 @@ from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
 from alphastomics.hub import connect
 from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
+from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
 _EXTRACT = ExtractConfig()
 
@@ -113,7 +114,7 @@ class TrainedVerbs:
         numpy.ndarray
             The coordinates, a row per cell.
         """
-        made, cells = self._predict(adata, "expr_to_pos", keywords, reference)
+        made, cells = self._predict(adata, EXPR_TO_POS.name, keywords, reference)
         return made.position[:, : cells.dims]
 
     def predict_expression(self, cells: Any, **keywords: Any) -> np.ndarray | AnnData:
@@ -134,7 +135,7 @@ class TrainedVerbs:
             AnnData with the same keys.
         """
         if isinstance(cells, AnnData):
-            return self._predict(cells, "pos_to_expr", keywords)[0].expression
+            return self._predict(cells, POS_TO_EXPR.name, keywords)[0].expression
         place = checked_positions(cells, "positions")
         require_enough(len(place), "positions")
         genes = self._trained().genes
@@ -143,9 +144,9 @@ class TrainedVerbs:
             position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
             slice_names=[BARE_POSITIONS],
         )
-        made = self._generate(blank, "pos_to_expr", settled(self.config, keywords))
+        made = self._generate(blank, POS_TO_EXPR.name, settled(self.config, keywords))
         data = new_anndata(replace(blank, expression=made.expression), genes)
-        put_into(data, made, blank, genes, "pos_to_expr")
+        put_into(data, made, blank, genes, POS_TO_EXPR.name)
         return data
 
     def generate(self, n: int | float, *, num_slices: int = 1, **keywords: Any) -> AnnData:
@@ -172,10 +173,10 @@ class TrainedVerbs:
                 expected = f"a whole number of at least {least}"
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
-        made = self._generate(blank, "joint", settled(self.config, keywords))
+        made = self._generate(blank, JOINT.name, settled(self.config, keywords))
         cells, made = as_tissue(blank, made, flat=self._trained().module.flat)
         data = new_anndata(cells, genes)
-        put_into(data, made, cells, genes, "joint")
+        put_into(data, made, cells, genes, JOINT.name)
         return data
 
     def get_latent_representation(
@@ -297,7 +298,9 @@ class TrainedVerbs:
 
     def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
         model = self._trained()
-        known = training_cells(model.module, model.genes) if mode == "pos_to_expr" else None
+        known = (
+            training_cells(model.module, model.genes) if TASKS[mode].reads_training_cells else None
+        )
         return generate(model.module, cells, mode, config.sampling, config.seed.global_seed, known)
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:

@@ -20,6 +20,7 @@ from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
 from alphastomics.config import Config, LayerConfig, ModelConfig
 from alphastomics.errors import InputError
+from alphastomics.tasks import tasks_of
 
 _SIZE = ModelConfig()
 _SETTINGS = LayerConfig()
@@ -188,7 +189,7 @@ class Model(nn.Module):
             smoothing_dropout=size.smoothing_dropout,
             # Positions can be expected where slices lie in one frame.
             expects_positions=config.diffusion.position_frame == "registered"
-            and config.training.mode != "pos_to_expr",
+            and any(task.generates_position for task in tasks_of(config.training.mode)),
             settings=config.layer,
         )
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from alphastomics.config import DiffusionConfig, Mode
+from alphastomics.tasks import TASKS
 
 OFFSET = 0.008  # s of eq. 17: keeps the first steps from being too small to matter
 
@@ -141,10 +142,9 @@ class NoiseModel:
         times = torch.randint(
             1, self.num_timesteps + 1, (num_sets, 2), generator=generator, device=draw_device
         )
-        if mode == "expr_to_pos":
-            times[:, 0] = 0
-        elif mode == "pos_to_expr":
-            times[:, 1] = 0
+        task = TASKS[mode]
+        if task.is_conditional:
+            times *= torch.tensor(task.noised(1), device=draw_device)
         else:
             kind = torch.rand(num_sets, generator=generator, device=draw_device)
             equal = self.settings.equal_time_share

@@ -27,10 +27,10 @@ from alphastomics.diffusion_model.noise import (
     step_times,
 )
 from alphastomics.errors import InputError
+from alphastomics.tasks import TASKS
 
 Solver = Literal["ddim", "ddpm", "dpmpp"]
 SOLVERS = ("ddim", "ddpm", "dpmpp")
-MODES = ("joint", "expr_to_pos", "pos_to_expr")
 CELLS_THAT_FIX_A_FRAME = 3
 _SAMPLING = SamplingConfig()
 
@@ -178,13 +178,15 @@ class _Run:
         known: Known,
         generator: Generator | None,
     ) -> None:
-        self.sampler, self.noise_model, self.mode = sampler, sampler.noise_model, mode
+        if mode not in TASKS:
+            raise InputError(f"mode: expected one of {', '.join(TASKS)}; got {mode!r}")
+        self.sampler, self.noise_model, self.task = sampler, sampler.noise_model, TASKS[mode]
         self.mask, self.known, self.generator = node_mask, known, generator
         self.given = State(expression, position)
         seen = node_mask
-        if mode != "pos_to_expr" and known.placed is not None:
+        if self.task.generates_position and known.placed is not None:
             seen = node_mask & known.placed
-        self.placed = seen if mode != "pos_to_expr" and known.placed is not None else None
+        self.placed = seen if self.task.generates_position and known.placed is not None else None
         weight = seen[..., None].double()
         count = weight.sum(1, keepdim=True).clamp(min=1)
         self.center = (position.double() * weight).sum(1, keepdim=True) / count
@@ -203,13 +205,11 @@ class _Run:
             )
         if solver not in SOLVERS:
             raise InputError(f"sampler: expected one of {', '.join(SOLVERS)}; got {solver!r}")
-        if self.mode not in MODES:
-            raise InputError(f"mode: expected one of {', '.join(MODES)}; got {self.mode!r}")
 
     @property
     def generated(self) -> tuple[bool, bool]:
         """Say whether expression and positions are generated."""
-        return self.mode != "expr_to_pos", self.mode != "pos_to_expr"
+        return self.task.generates_expression, self.task.generates_position
 
     def start(self, noise: State | None) -> State:
         """Begin with noise for what is generated; what is given stays as it is."""
@@ -233,7 +233,7 @@ class _Run:
         times = torch.tensor([time if make else 0 for make in self.generated])
         times = times.expand(len(self.mask), 2).to(self.mask.device)
         network_time = self.noise_model.network_time(times, noisy.expression.dtype)
-        genes = self.known.genes if self.mode == "expr_to_pos" else None
+        genes = self.known.genes if not self.task.generates_expression else None
         model = self.sampler.model
         if isinstance(model, Model) and model.alike_in is not None and not self.generated[0]:
             # Given expression is the same in every call: so is what alike cells say.

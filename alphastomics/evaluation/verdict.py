@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from alphastomics.tasks import JOINT, TASKS, Task
+
 Methods = Mapping[str, Mapping[str, float]]
 
 OURS = "alphastomics"
@@ -15,29 +17,8 @@ AT_CHANCE = 0.03
 GOOD_AUC, TOLD_APART = 0.7, 0.9
 
 
-class TaskWords(NamedTuple):
-    """What a task is called, its headline metric, and what to do about a poor score."""
-
-    title: str
-    metric: str
-    label: str
-    advice: str
-
-
-TASKS = {
-    "expr_to_pos": TaskWords(
-        "placing",
-        "spearman_mean",
-        "Spearman",
-        "more slices or animals, more genes, or cell types that differ by region would help",
-    ),
-    "pos_to_expr": TaskWords(
-        "expression at positions",
-        "pearson_gene_mean",
-        "r by gene",
-        "more slices, or slices in a common frame (--common_frame), would help",
-    ),
-}
+# What the metrics that judge are called in a sentence.
+LABELS = {"spearman_mean": "Spearman", "pearson_gene_mean": "r by gene"}
 
 
 class Verdict(NamedTuple):
@@ -53,39 +34,37 @@ class Verdict(NamedTuple):
 
 def verdicts(scores: Mapping[str, Methods]) -> list[Verdict]:
     """Judge every task that was scored."""
-    judged = [
-        _judge(task, words, scores[task])
-        for task, words in TASKS.items()
-        if task in scores and words.metric in scores[task].get(OURS, {})
+    return [
+        _judge(task, scores[task.name]) if task.is_conditional else _judge_tissue(scores[task.name])
+        for task in TASKS.values()
+        if task.metrics[0] in scores.get(task.name, {}).get(OURS, {})
     ]
-    if "joint" in scores and "auc_cells" in scores["joint"].get(OURS, {}):
-        judged.append(_judge_tissue(scores["joint"]))
-    return judged
 
 
-def _judge(task: str, words: TaskWords, methods: Methods) -> Verdict:
-    ours = methods[OURS][words.metric]
+def _judge(task: Task, methods: Methods) -> Verdict:
+    metric, advice = task.metrics[0], task.advice
+    ours = methods[OURS][metric]
     rivals = {
-        name: values[words.metric]
+        name: values[metric]
         for name, values in methods.items()
-        if not name.startswith(OURS) and name not in (*ORACLES, CHANCE) and words.metric in values
+        if not name.startswith(OURS) and name not in (*ORACLES, CHANCE) and metric in values
     }
     best = max(rivals, key=rivals.__getitem__, default=None)
     bar = None if best is None else rivals[best]
-    shown = f"{words.title}: {words.label} {ours:.3f}"
+    shown = f"{task.label}: {LABELS[metric]} {ours:.3f}"
     shown += "" if bar is None else f", {best} {bar:.3f}"
     shown += ", chance 0"
     if ours < AT_CHANCE:
-        grade, rest = "at chance", f"at chance: do not use it; {words.advice}"
+        grade, rest = "at chance", f"at chance: do not use it; {advice}"
     elif bar is None:
         grade, rest = "unrivalled", "above chance; no baseline applies (no shared frame)"
     elif ours < bar - MARGIN:
-        grade, rest = "below a baseline", f"not better than {best}; {words.advice}"
+        grade, rest = "below a baseline", f"not better than {best}; {advice}"
     elif ours <= bar + MARGIN:
-        grade, rest = "level", f"level with {best}; {words.advice}"
+        grade, rest = "level", f"level with {best}; {advice}"
     else:
         grade, rest = "good", "good: better than every baseline"
-    return Verdict(task, ours, best, bar, grade, f"{shown}: {rest}")
+    return Verdict(task.name, ours, best, bar, grade, f"{shown}: {rest}")
 
 
 def _judge_tissue(methods: Methods) -> Verdict:
@@ -106,5 +85,5 @@ def _judge_tissue(methods: Methods) -> Verdict:
     else:
         grade, rest = "told apart", "not yet like real cells: do not use it as data"
     return Verdict(
-        "joint", ours, best, None if best is None else real[best], grade, f"{shown}: {rest}"
+        JOINT.name, ours, best, None if best is None else real[best], grade, f"{shown}: {rest}"
     )

@@ -41,6 +41,7 @@ from alphastomics.generation.output import (
     write_pt,
 )
 from alphastomics.generation.training_cells import training_cells
+from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ def sample(
     """
     mode = config.sampling.mode
     require_source(input_data, blank, mode)
-    if frame is not None and mode == "pos_to_expr":
+    if frame is not None and not TASKS[mode].generates_position:
         raise InputError("--reference, --landmarks: pos_to_expr generates no places; leave it out")
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
@@ -145,7 +146,7 @@ def sample(
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data)
     say_what_counts(given or (), mode, config.sampling, input_data)
-    training = training_cells(module, genes) if mode == "pos_to_expr" else None
+    training = training_cells(module, genes) if TASKS[mode].reads_training_cells else None
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
@@ -153,7 +154,7 @@ def sample(
     if known is not None and frame is not None:
         cells, made, framed = into_frame(
             *(cells, made, known),
-            by_name=mode == "expr_to_pos",  # a new cell is nobody's namesake
+            by_name=TASKS[mode].is_conditional,  # a new cell is nobody's namesake
             scale=frame.scale,
             reflection=module.config.loss.reflection,
         )
@@ -182,9 +183,9 @@ def say_what_counts(
     """Say which flags, and what of the input, are not used."""
     for words in sample_notices(given, mode, settings, source):
         logger.warning("%s", words)
-    if mode == "joint" and source is not None:
+    if not TASKS[mode].is_conditional and source is not None:
         logger.info(ONLY_THE_NUMBER, source)
-    if mode == "expr_to_pos" and settings.num_samples > 1:
+    if TASKS[mode] is EXPR_TO_POS and settings.num_samples > 1:
         logger.warning("%s", UNCALIBRATED)
 
 
@@ -196,8 +197,8 @@ def mode_for(cells: InputCells, module: AlphaSTomicsModule, mode: Mode) -> Mode:
     able = modes_of(module)
     if mode not in able:
         mode = able[0]
-    elif mode == "joint" and cells.position is None and cells.expression.any():
-        mode = "expr_to_pos"
+    elif not TASKS[mode].is_conditional and cells.position is None and cells.expression.any():
+        mode = EXPR_TO_POS.name
     else:
         return mode
     logger.info("sample: no --sample_mode given: %s, by what the input and the model have", mode)
@@ -246,11 +247,11 @@ def blank_of(num_cells: int | None, num_slices: int | None) -> Blank | None:
 def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> None:
     """Refuse a call that does not say what to generate for, or says it twice."""
     if input_data is None and blank is None:
-        new = ", or --num_cells to make new tissue" if mode == "joint" else ""
+        new = ", or --num_cells to make new tissue" if not TASKS[mode].is_conditional else ""
         raise InputError(f"sample: {mode} needs cells: give --input_data{new}")
     if input_data is not None and blank is not None:
         raise InputError("sample: give --input_data, or --num_cells to make new tissue, not both")
-    if blank is not None and mode != "joint":
+    if blank is not None and TASKS[mode].is_conditional:
         raise InputError(f"--num_cells: makes new tissue, --sample_mode joint; {mode} needs input")
 
 

@@ -36,9 +36,9 @@ from alphastomics.generation.baselines import (
 )
 from alphastomics.generation.cells import InputCells, centred, with_enough_cells
 from alphastomics.generation.evaluate_joint import joint_scores
-from alphastomics.generation.generate import modes_of
 from alphastomics.generation.products import Products, both_products
 from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, tasks_of
 
 OURS, OUR_DRAW = "alphastomics", "alphastomics sample"
 
@@ -55,9 +55,9 @@ def evaluate(
         raise InputError("test: the input has no coordinates to compare with")
     cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
-    able = modes_of(module)
-    if "expr_to_pos" in able:
-        made = both_products(module, cells, "expr_to_pos", settings, seed)
+    able = tasks_of(module.config.training.mode)
+    if EXPR_TO_POS in able:
+        made = both_products(module, cells, EXPR_TO_POS.name, settings, seed)
         methods = {
             OURS: made.estimate.position.__getitem__,
             OUR_DRAW: made.sample.position.__getitem__,
@@ -65,9 +65,9 @@ def evaluate(
         }
         found = scored(cells, methods, place_scores)
         found[OURS] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
-        scores["expr_to_pos"] = found
-    if "pos_to_expr" in able:
-        values = both_products(module, cells, "pos_to_expr", settings, seed, known)
+        scores[EXPR_TO_POS.name] = found
+    if POS_TO_EXPR in able:
+        values = both_products(module, cells, POS_TO_EXPR.name, settings, seed, known)
         methods = {
             OURS: values.estimate.expression.__getitem__,
             OUR_DRAW: values.sample.expression.__getitem__,
@@ -75,9 +75,9 @@ def evaluate(
         }
         found = scored(cells, methods, partial(value_scores, known=known, seed=seed))
         found[OURS] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
-        scores["pos_to_expr"] = found
-    if "joint" in able:
-        scores["joint"] = joint_scores(module, cells, known, settings, seed)
+        scores[POS_TO_EXPR.name] = found
+    if JOINT in able:
+        scores[JOINT.name] = joint_scores(module, cells, known, settings, seed)
     return {mode: without_undefined(found) for mode, found in scores.items()}
 
 

@@ -24,6 +24,7 @@ from alphastomics.evaluation.tissue import (
 )
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate
+from alphastomics.tasks import JOINT
 
 OURS, SAME, HALF, OTHER = (
     "alphastomics",
@@ -42,7 +43,7 @@ def joint_scores(
     seed: int,
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
-    made = generate(module, cells, "joint", settings, seed)
+    made = generate(module, cells, JOINT.name, settings, seed)
     whole = Tissue(made.expression, made.position[:, : cells.dims])
     typed = cells if known is None else known
     finder = type_finder(typed, seed)

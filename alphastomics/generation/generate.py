@@ -36,6 +36,7 @@ from alphastomics.generation.slices import (
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.progress import Advance, track
+from alphastomics.tasks import TASKS, tasks_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,7 @@ class Generated:
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
     """Return what a checkpoint can generate: a joint one everything, another its own mode."""
-    trained = module.config.training.mode
-    return ("joint", "expr_to_pos", "pos_to_expr") if trained == "joint" else (trained,)
+    return tuple(task.name for task in tasks_of(module.config.training.mode))
 
 
 def require_mode(module: AlphaSTomicsModule, mode: Mode, cells: InputCells) -> None:
@@ -70,9 +70,9 @@ def require_mode(module: AlphaSTomicsModule, mode: Mode, cells: InputCells) -> N
         raise InputError(
             f"--sample_mode {mode}: the checkpoint was trained for {', '.join(able)} alone"
         )
-    if mode == "pos_to_expr" and cells.position is None:
+    if not TASKS[mode].generates_position and cells.position is None:
         raise InputError(
-            "--sample_mode pos_to_expr: the input has no coordinates; name them with the config's "
+            f"--sample_mode {mode}: the input has no coordinates; name them with the config's "
             "data.preprocessing.position_key"
         )
 
@@ -104,12 +104,13 @@ def generate(
         those around.
     """
     require_mode(module, mode, cells)
-    if mode == "pos_to_expr":
+    task = TASKS[mode]
+    if not task.generates_position:
         assert cells.position is not None
         for number, name in enumerate(cells.slice_names):
             rows = cells.rows_of(number)
             check_units(cells.position[rows], float(module.position_scale), name)
-    if mode == "joint":
+    if not task.is_conditional:
         # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
         # another draw that it could be compared with.
         settings = settings.model_copy(update={"product": "sample", "num_samples": 1})
@@ -127,7 +128,7 @@ def generate(
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = made.generated_cells(tuple(seams))
-    if mode == "pos_to_expr" and settings.product == "estimate":
+    if task.reads_training_cells and settings.product == "estimate":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result
 
@@ -159,7 +160,7 @@ class Arrays:
         parts: list[np.ndarray] = [cells.expression, nothing(shape), nothing(place), nothing(place)]
         if cells.position is not None:
             parts[2] = cells.position
-        generated = {"expr_to_pos": (2, 3), "pos_to_expr": (0, 1), "joint": (0, 1, 2, 3)}[mode]
+        generated = tuple(2 * part + kind for part in TASKS[mode].generates for kind in (0, 1))
         for part in generated:
             parts[part] = np.zeros(shape if part < 2 else place, np.float32)
         return cls(parts, generated)
@@ -183,13 +184,13 @@ def nothing(shape: tuple[int, ...]) -> Float32[np.ndarray, "N K"]:
 def report_seams(seams: list[Seam], mode: Mode) -> None:
     """Say how well the chunks of large slices fit."""
     for seam in seams:
-        if mode == "joint":
+        if not TASKS[mode].is_conditional:
             logger.info("%s: drawn in %d chunks around given anchors", seam.slice_name, seam.chunks)
             continue
         logger.info(
             "%s: drawn in %d chunks that share %d anchors; seam error %.4g (%.1f %% of the %s)",
             *(seam.slice_name, seam.chunks, seam.anchors, seam.rms, 100 * seam.relative),
-            "spread of expression" if mode == "pos_to_expr" else "tissue's radius",
+            "spread of expression" if TASKS[mode].generates_expression else "tissue's radius",
         )
 
 
@@ -251,7 +252,7 @@ class Product(NamedTuple):
 
 def parts_of(one: SliceSampler) -> tuple[int, ...]:
     """Return the numbers of the modalities that are generated: 0 expression, 1 position."""
-    return {"expr_to_pos": (1,), "pos_to_expr": (0,), "joint": (0, 1)}[one.mode]
+    return one.task.generates
 
 
 class RunningMoments:
@@ -329,7 +330,7 @@ def seam_between(one: SliceSampler, product: Product) -> Seam | None:
     if not product.seams:
         return Seam("", *sizes, math.nan, math.nan)
     rms = math.sqrt(sum(product.seams) / len(product.seams))
-    if one.mode == "expr_to_pos":
+    if one.task.generates_position:
         size = radius_of_gyration(product.first.position)
     else:
         size = spread_of_genes(product.first.expression, one.measured)

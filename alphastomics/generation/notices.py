@@ -4,6 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from alphastomics.config import Mode, SamplingConfig
+from alphastomics.tasks import TASKS
 
 
 def is_processed(source: Path) -> bool:
@@ -16,7 +17,7 @@ def sample_notices(
 ) -> list[str]:
     """Say which flags of `sample` do nothing in this call."""
     found = []
-    if mode == "joint":
+    if not TASKS[mode].is_conditional:
         unused = [name for name in ("product", "num_samples") if name in given]
         found += [f"--{name}: joint makes one sample, without a std: not used" for name in unused]
     elif settings.product == "estimate":

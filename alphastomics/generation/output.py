@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from alphastomics.config import Mode
-from alphastomics.diffusion_model.sample import MODES
 from alphastomics.errors import InputError, quoted
 from alphastomics.files import require_writable as require_writable_place
 from alphastomics.files import write_bytes
@@ -20,6 +19,7 @@ from alphastomics.generation.generate import Generated
 from alphastomics.h5ad import write_h5ad as write_file
 from alphastomics.h5ad import write_scratch
 from alphastomics.preprocessing.anndata_file import reading
+from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
     "spatial_pred",
@@ -133,20 +133,23 @@ def put_into(
 
     The record of another mode stays: it stands under that mode's name.
     """
-    if mode != "pos_to_expr":
+    task = TASKS[mode]
+    if task.generates_position:
         data.obsm[POSITION_KEY] = made.position[:, : cells.dims]
-        if mode != "joint":
+        if task.is_conditional:
             data.obsm[SPREAD_KEY] = made.position_std[:, : cells.dims]
-    if mode != "expr_to_pos":
+    if task.generates_expression:
         columns = columns_of(list(data.var_names), genes)
         data.layers[LAYER_KEY] = spread_out(made.expression, columns, data.n_vars)
-        if mode != "joint":
+        if task.is_conditional:
             data.layers[LAYER_SPREAD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
     record = {"dims": cells.dims, **seam_table(made), **frame_table(framed)}
-    if mode == "expr_to_pos":
+    if task is EXPR_TO_POS:
         record |= {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
     before = data.uns.get("alphastomics", {})
-    kept = {name: before[name] for name in MODES if isinstance(before, Mapping) and name in before}
+    kept: dict[str, Any] = {
+        name: before[name] for name in TASKS if isinstance(before, Mapping) and name in before
+    }
     names = np.array(list(genes), dtype=object)
     data.uns["alphastomics"] = {**kept, "mode": mode, "genes": names, **record, mode: record}
 

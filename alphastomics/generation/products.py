@@ -20,6 +20,7 @@ from alphastomics.generation.generate import (
 from alphastomics.generation.slices import SliceSampler, chunks_of
 from alphastomics.generation.training_cells import predict_from_context
 from alphastomics.progress import track
+from alphastomics.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def both_products(
     """Generate once for all slices, and keep both products: they are those of `generate`."""
     made = [Arrays.for_cells(cells, mode) for _ in range(2)]
     places = np.zeros((settings.num_samples, len(cells.names), 3), np.float32)
-    makes_values = mode != "expr_to_pos"
+    makes_values = TASKS[mode].generates_expression
     low, high = (
         np.zeros_like(cells.expression) if makes_values else cells.expression for _ in range(2)
     )
@@ -76,6 +77,6 @@ def both_products(
                 arrays.put(rows, spread.result(flat=flat))
     estimate, sample = (arrays.generated_cells() for arrays in made)
     bounds = Envelope(low, high, estimate.expression_std, settings.num_samples)
-    if mode == "pos_to_expr":
+    if TASKS[mode].reads_training_cells:
         estimate = with_context(estimate, predict_from_context(module, cells, known, seed))
     return Products(estimate, sample, places, bounds)

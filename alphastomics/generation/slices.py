@@ -22,6 +22,7 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import disagreement, joined, onto_anchors, plan_chunks
 from alphastomics.progress import Advance
+from alphastomics.tasks import TASKS
 
 
 class Drawn(NamedTuple):
@@ -65,7 +66,7 @@ class SliceSampler:
     ) -> None:
         rows = cells.rows_of(number)
         self.name = cells.slice_names[number]
-        self.mode, self.solver, self.key = mode, settings.sampler, (seed, "sample", number)
+        self.task, self.solver, self.key = TASKS[mode], settings.sampler, (seed, "sample", number)
         self.device = module.position_scale.device
         place = cells.position
         found = np.zeros((len(rows), 3)) if place is None else place[rows]
@@ -94,7 +95,7 @@ class SliceSampler:
             rows = self.plan.rows(chunk)
             given = State(*(part[:, rows] for part in self.whole))
             num_known = 0
-            if chunk and self.mode == "joint":
+            if chunk and not self.task.is_conditional:
                 num_known = len(self.plan.anchors)
                 for part, first in zip(given, chunks[0], strict=True):
                     part[:, :num_known] = first[:, :num_known]
@@ -138,7 +139,7 @@ class SliceSampler:
             given.expression.to(self.device),
             given.position.to(self.device),
             torch.ones(shape[:2], dtype=torch.bool, device=self.device),
-            self.mode,
+            self.task.name,
             num_steps=num_steps,
             sampler=self.solver,
             known=self.known(shape, num_known),
@@ -150,7 +151,7 @@ class SliceSampler:
 
     def known(self, shape: tuple[int, ...], num_known: int) -> Known:
         """Say what is known: the genes that were measured, or whole cells of an earlier chunk."""
-        if self.mode == "expr_to_pos":
+        if not self.task.generates_expression:
             return Known(genes=self.measured.to(self.device).expand(shape))
         if not num_known:
             return Known()
@@ -159,7 +160,7 @@ class SliceSampler:
 
     def fitted(self, made: State, earlier: list[State]) -> State:
         """Turn the places of a later chunk onto the anchors of the first."""
-        if not earlier or self.mode != "expr_to_pos":
+        if not earlier or self.task.generates_expression:
             return made
         anchors = earlier[0].position[:, : len(self.plan.anchors)]
         turned = onto_anchors(made.position, anchors, reflection=self.sampler.reflection)
@@ -168,19 +169,19 @@ class SliceSampler:
     def joined(self, chunks: list[State]) -> State:
         """Join what was generated, places centred on the whole slice; what was given stays."""
         expression, position = self.whole
-        if self.mode != "expr_to_pos":
+        if self.task.generates_expression:
             expression = joined(self.plan, [chunk.expression for chunk in chunks])
-        if self.mode != "pos_to_expr":
+        if self.task.generates_position:
             position = joined(self.plan, [chunk.position for chunk in chunks])
             position = position - position.mean(1, keepdim=True)
         return State(expression, position)
 
     def seam_of(self, chunks: list[State]) -> float | None:
         """Return the mean square disagreement about the anchors; none where they were given."""
-        if self.mode == "joint":
+        if not self.task.is_conditional:
             return None
         count = len(self.plan.anchors)
-        if self.mode == "expr_to_pos":
+        if self.task.generates_position:
             return float(disagreement([chunk.position[:, :count] for chunk in chunks]).sum())
         values = [chunk.expression[:, :count, self.measured] for chunk in chunks]
         return float(disagreement(values).mean())

@@ -21,6 +21,7 @@ from alphastomics.generation.generate import generate, modes_of
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
 from alphastomics.report.inside import look_inside
+from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR
 
 PATH_CELLS, PATH_STEPS = 3000, 30
 # True cells that new ones are compared with: enough for every kind of cell.
@@ -57,15 +58,15 @@ def collect(
     trained = f"the checkpoint was trained for {', '.join(able)} alone"
     placed = predicted = new = path = None
     largest = max(range(len(cells.slice_names)), key=lambda number: len(cells.rows_of(number)))
-    if "expr_to_pos" in able:
+    if EXPR_TO_POS.name in able:
         placed = place(module, cells, settings, seed)
         path = denoising_path(module, cells, largest, settings, seed)
         if placed.spread is None:
             missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
-    if "pos_to_expr" in able:
+    if POS_TO_EXPR.name in able:
         known = training_cells(module, genes)
-        predicted = generate(module, cells, "pos_to_expr", settings, seed, known).expression
-    if "joint" in able:
+        predicted = generate(module, cells, POS_TO_EXPR.name, settings, seed, known).expression
+    if JOINT.name in able:
         new = make_tissue(module, cells, settings, seed)
     absent = {"placed": placed, "predicted": predicted, "new": new, "path": path}
     missing |= {name: trained for name, found in absent.items() if found is None}
@@ -84,7 +85,7 @@ def place(
 ) -> Placed:
     """Place cells by their expression and turn each slice onto its truth."""
     assert cells.position is not None
-    made, dims = generate(module, cells, "expr_to_pos", settings, seed), cells.dims
+    made, dims = generate(module, cells, EXPR_TO_POS.name, settings, seed), cells.dims
     position = cells.position.copy()
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
@@ -101,7 +102,7 @@ def make_tissue(
 ) -> NewTissue:
     """Make as many new cells as each slice has, and bring them where their likes lie."""
     assert cells.position is not None
-    made = generate(module, cells, "joint", settings, seed)
+    made = generate(module, cells, JOINT.name, settings, seed)
     position, dims = cells.position.copy(), cells.dims
     nearest = np.zeros(len(position), dtype=np.int64)
     for number in range(len(cells.slice_names)):
@@ -178,7 +179,7 @@ def denoising_path(
         torch.from_numpy(cells.expression[rows])[None].to(device),
         true[None].to(device),
         torch.ones(1, len(rows), dtype=torch.bool, device=device),
-        "expr_to_pos",
+        EXPR_TO_POS.name,
         num_steps=steps,
         sampler=settings.sampler,
         known=Known(genes=measured),

@@ -22,7 +22,7 @@ from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
-from alphastomics.report.words import MODES
+from alphastomics.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def only_scores(content: dict[str, Any]) -> Scores:
     """Keep {mode: {method: {metric: number}}} of what `test` returns or writes."""
     found: Scores = {}
     for mode, methods in content.items():
-        if mode not in MODES or not isinstance(methods, dict):
+        if mode not in TASKS or not isinstance(methods, dict):
             continue
         for method, values in methods.items():
             if isinstance(values, dict):

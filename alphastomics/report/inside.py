@@ -12,6 +12,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.noise import centered, centered_noise, draw_noise
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import Inside
+from alphastomics.tasks import TASKS
 
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 GATE_BINS = 25
@@ -58,10 +59,7 @@ def _look(
     place = torch.from_numpy(cells.position[rows])[None].to(device)
     position = (centered(place.double(), mask) / module.position_scale).float()
     step = round(time * module.noise_model.num_timesteps)
-    times = torch.tensor(
-        [[0 if mode == "expr_to_pos" else step, 0 if mode == "pos_to_expr" else step]],
-        device=device,
-    )
+    times = torch.tensor([TASKS[mode].noised(step)], device=device)
     settings = module.config.diffusion
     noise = draw_noise(tuple(expression.shape), mask, generator, torch.float32)
     jitter = centered_noise(tuple(position.shape), mask, generator, torch.float32)

@@ -22,7 +22,8 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import Column, Curve, Findings, Inside, Path, Placed, Scores
 from alphastomics.report.groups import Groups, error_by_group, groups_of
 from alphastomics.report.packing import codes, packed, places, spanned
-from alphastomics.report.words import HEADLINES, METRICS, MODES, MOST_HEADLINES, OURS, words_of
+from alphastomics.report.words import METRICS, OURS, words_of
+from alphastomics.tasks import TASKS
 
 MOST_POINTS = 200_000
 # Values of genes in the page, over true, predicted and new cells: keeps the file near 20 MB.
@@ -232,19 +233,19 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
     """Lay the scores out as tables: by mode, methods in rows, metrics in columns."""
     tables = []
     for mode, methods in scores.items():
-        if mode not in MODES or not methods:
+        if mode not in TASKS or not methods:
             continue
         present = {metric for values in methods.values() for metric in values}
         metrics = [metric for metric in METRICS if metric in present]
         metrics += sorted(present - set(METRICS))
-        headlines = [metric for metric in HEADLINES.get(mode, metrics) if metric in present]
+        headlines = [metric for metric in TASKS[mode].metrics if metric in present]
         tables.append(
             {
                 "mode": mode,
-                "title": MODES[mode],
+                "title": TASKS[mode].title,
                 "methods": list(methods),
                 "ours": OURS,
-                "headlines": headlines[:MOST_HEADLINES],
+                "headlines": headlines,
                 "aside": [method for method in methods if is_yardstick(method)],
                 "metrics": [
                     {

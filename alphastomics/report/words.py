@@ -11,24 +11,7 @@ class Words(NamedTuple):
     meaning: str
 
 
-MODES = {
-    "expr_to_pos": "Cells placed by their expression",
-    "pos_to_expr": "Expression predicted at places",
-    "joint": "New tissue",
-}
 OURS = "alphastomics"
-# Shown as bars, in this order; the others are in the whole table.
-HEADLINES = {
-    "expr_to_pos": ("spearman_mean", "knn_preservation", "contact_precision_10pct", "procrustes"),
-    "pos_to_expr": (
-        "pearson_gene_mean",
-        "pearson_cell_mean",
-        "expression_mse",
-        "moran_correlation",
-    ),
-    "joint": ("auc_niches", "auc_cells", "type_neighbour_distance", "wasserstein_mean"),
-}
-MOST_HEADLINES = 4
 METRICS = {
     "spearman_mean": Words(
         "Spearman of distances",
@@ -113,11 +96,6 @@ METRICS = {
     ),
     "cluster_nmi": Words("Clusters, NMI", "higher", "The same, as shared information."),
     "cluster_accuracy": Words("Clusters, accuracy", "higher", "The same, after the best naming."),
-    "auc_niches": Words(
-        "Told apart by surroundings",
-        "lower",
-        "Can a classifier tell new from real neighbourhoods? 0.5: it cannot.",
-    ),
     "auc_cells": Words(
         "Told apart cell by cell",
         "lower",
