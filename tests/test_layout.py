@@ -19,6 +19,7 @@ MAP = {
     "progress": set(),
     "seeds": set(),
     "tasks": set(),
+    "geometry": set(),
     "config_section": set(),
     "config_data": {"config_section"},
     "config_run": {"config_section"},
@@ -40,11 +41,11 @@ MAP = {
         "errors",
     },
     "simulate": {"", "config", "errors", "files", "h5ad", "progress"},
-    "evaluation": {"errors", "tasks"},
+    "evaluation": {"errors", "tasks", "geometry"},
     "utils": {"errors", "evaluation"},
     "hub": {"errors", "files"},
     "preprocessing": {"", "config", "errors", "files", "hub", "progress", "utils"},
-    "attn_model": {"config", "errors", "utils", "tasks"},
+    "attn_model": {"config", "errors", "utils", "tasks", "geometry"},
     "diffusion_model": {
         "",
         "attn_model",
@@ -57,6 +58,7 @@ MAP = {
         "seeds",
         "utils",
         "tasks",
+        "geometry",
     },
     "fit": {
         "config",
@@ -80,6 +82,7 @@ MAP = {
         "preprocessing",
         "progress",
         "tasks",
+        "geometry",
     },
     "extract_files": set(),
     "extract": {
@@ -134,6 +137,7 @@ MAP = {
         "generation",
         "preprocessing",
         "tasks",
+        "geometry",
     },
     "demo": {
         "config",

@@ -22,15 +22,6 @@ NUM_COORDINATES = 3
 NUM_FEATURES = NUM_COORDINATES + 1 + NUM_COORDINATES + 2 * NUM_OCTAVES * NUM_COORDINATES
 
 
-def centered(
-    position: Float[Tensor, "B N 3"], seen: Bool[Tensor, "B N 3"]
-) -> Float[Tensor, "B N 3"]:
-    """Move the mean of the seen coordinates of each set to the origin; unseen ones become zero."""
-    known = position.masked_fill(~seen, 0)
-    mean = known.sum(1, keepdim=True) / seen.sum(1, keepdim=True).clamp(min=1)
-    return (known - mean).masked_fill(~seen, 0)
-
-
 def seen_coordinates(
     position: Float[Tensor, "B N 3"],
     node_mask: Bool[Tensor, "B N"] | None,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from alphastomics.errors import InputError
@@ -92,3 +93,26 @@ def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
 def _written(shape: Sequence[int | str]) -> str:
     """Write a shape the way the documentation does: (B, N, 3)."""
     return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def require_masks(
+    expression: Tensor,
+    gene_mask: Tensor | None,
+    expression_hidden: Tensor | None,
+    position_hidden: Tensor | None,
+    *,
+    like: Float[Tensor, " G"],
+) -> None:
+    """Refuse masks that do not fit the cells; `like` has the genes and the device."""
+    num_genes = len(like)
+    num_sets, num_cells = expression.shape[:2] if expression.ndim == 3 else ("B", "N")
+    by_cell = gene_mask is not None and gene_mask.ndim == 3
+    gene_shape = (num_sets, *([num_cells] if by_cell else []), num_genes)
+    needed = {
+        "gene_mask": (gene_mask, gene_shape),
+        "expression_hidden": (expression_hidden, (num_sets, num_cells, num_genes)),
+        "position_hidden": (position_hidden, (num_sets, num_cells, 3)),
+    }
+    for name, (mask, shape) in needed.items():
+        if mask is not None:
+            require_tensor(name, mask, shape, kind="bool", device=like.device)

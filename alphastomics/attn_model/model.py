@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from alphastomics.attn_model.embedding import centered, seen_coordinates
+from alphastomics.attn_model.embedding import seen_coordinates
 from alphastomics.attn_model.gated_attention import without_padding
-from alphastomics.attn_model.inputs import require_tensor
+from alphastomics.attn_model.inputs import require_masks
 from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.neighbourhood import smoothed_expression
 from alphastomics.attn_model.position_head import PositionHead
@@ -20,6 +20,7 @@ from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
 from alphastomics.config import Config, LayerConfig, ModelConfig
 from alphastomics.errors import InputError
+from alphastomics.geometry import centered
 from alphastomics.tasks import tasks_of
 
 _SIZE = ModelConfig()
@@ -230,7 +231,8 @@ class Model(nn.Module):
         output_hidden_states
             Return the cells that enter the first layer and leave each.
         """
-        self._require_masks(expression, gene_mask, expression_hidden, position_hidden)
+        hidden = gene_mask, expression_hidden, position_hidden
+        require_masks(expression, *hidden, like=self.unseen_value)
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         visible, context = self._hide(expression, gene_mask, expression_hidden)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
@@ -253,6 +255,23 @@ class Model(nn.Module):
         states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         placed = placed_at_start(output.position, expected, diffusion_time)
         return Prediction(output.expression, placed, self._auxiliary(output, states))
+
+    def prepare(
+        self,
+        expression: Float[Tensor, "B N G"],
+        diffusion_time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None = None,
+        *,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
+    ) -> dict[str, Tensor]:
+        """Compute what follows from given expression alone: it is the same in every call."""
+        if self.alike_in is None:
+            return {}
+        smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
+        if self.position_head is None:
+            return {"smoothed": smoothed}
+        expected = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask).mean(0)
+        return {"smoothed": smoothed, "expected": expected}
 
     def expect(
         self,
@@ -376,23 +395,3 @@ class Model(nn.Module):
             penalty = penalty + weight * routing.balance_loss.mean()
         balance = routing.balance_loss.detach().mean()
         return Auxiliary(penalty, balance, routing.detached(), output.gates, hidden_states)
-
-    def _require_masks(
-        self,
-        expression: Tensor,
-        gene_mask: Tensor | None,
-        expression_hidden: Tensor | None,
-        position_hidden: Tensor | None,
-    ) -> None:
-        """Refuse masks that do not fit the cells."""
-        num_sets, num_cells = expression.shape[:2] if expression.ndim == 3 else ("B", "N")
-        by_cell = gene_mask is not None and gene_mask.ndim == 3
-        gene_shape = (num_sets, *([num_cells] if by_cell else []), self.num_genes)
-        wanted = {
-            "gene_mask": (gene_mask, gene_shape),
-            "expression_hidden": (expression_hidden, (num_sets, num_cells, self.num_genes)),
-            "position_hidden": (position_hidden, (num_sets, num_cells, 3)),
-        }
-        for name, (mask, shape) in wanted.items():
-            if mask is not None:
-                require_tensor(name, mask, shape, kind="bool", device=self.unseen_value.device)

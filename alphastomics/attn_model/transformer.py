@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from alphastomics.attn_model.embedding import (
     NUM_COORDINATES,
     PositionEncoding,
-    centered,
     seen_coordinates,
 )
 from alphastomics.attn_model.gated_attention import (
@@ -44,6 +43,7 @@ from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.config import LayerConfig, ModelConfig
 from alphastomics.errors import InputError
+from alphastomics.geometry import centered
 
 _SIZE = ModelConfig()
 _SETTINGS = LayerConfig()

@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from alphastomics.config import LossConfig, MaskingConfig
-from alphastomics.diffusion_model.alignment import aligned
 from alphastomics.diffusion_model.distance import distance_loss
-from alphastomics.diffusion_model.noise import centered
+from alphastomics.geometry import aligned, centered
 
 
 class LossTerms(NamedTuple):

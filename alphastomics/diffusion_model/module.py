@@ -18,7 +18,6 @@ from torch import Tensor
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.config import Config
 from alphastomics.config_file import as_config
-from alphastomics.diffusion_model.alignment import best_rotation
 from alphastomics.diffusion_model.average import average_decay, update_average
 from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
 from alphastomics.diffusion_model.loss import (
@@ -28,11 +27,12 @@ from alphastomics.diffusion_model.loss import (
     errors_of_sets,
     position_error,
 )
-from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.step import Scored, Seen, named_terms
 from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
 from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
+from alphastomics.geometry import best_rotation, centered
 from alphastomics.utils.dataholder import DataHolder
 
 # Draws of time and noise for each validation batch: few sets make one draw a poor estimate.

@@ -66,15 +66,6 @@ def draw_noise(
     return noise.to(node_mask.device) * node_mask[..., None]
 
 
-def centered(
-    position: Float[Tensor, "B N 3"], node_mask: Bool[Tensor, "B N"]
-) -> Float[Tensor, "B N 3"]:
-    """Move each set's mean over its real cells to the origin; padding becomes zero."""
-    weight = node_mask[..., None].to(position.dtype)
-    mean = (position * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1)
-    return (position - mean) * weight
-
-
 @dataclass(frozen=True)
 class NoiseModel:
     """The schedule of both modalities.

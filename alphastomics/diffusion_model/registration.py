@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 
 from alphastomics.attn_model.neighbourhood import principal_components, smoothed_set
+from alphastomics.geometry import best_rotation
 
 # Enough cells of a slice to fix its rotation, and few enough to smooth in an instant.
 MOST_CELLS = 3000
@@ -126,8 +127,8 @@ def _rotation(
     source: Float64[np.ndarray, "N D"], target: Float64[np.ndarray, "N D"]
 ) -> Float64[np.ndarray, "D D"]:
     """Rotation or mirror image that brings `source` nearest to `target`: target ~ source @ R^T."""
-    u, _, vt = np.linalg.svd((target - target.mean(0)).T @ source)
-    return u @ vt
+    pair = [torch.from_numpy(part) for part in (source, target - target.mean(0))]
+    return np.asarray(best_rotation(*pair, reflection=True))
 
 
 def _agreement(

@@ -10,34 +10,36 @@ are turned onto the last one and onto the noisy cells, these the more the less n
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
-from alphastomics.attn_model.model import Model
 from alphastomics.config import Mode, SamplingConfig
-from alphastomics.diffusion_model.alignment import best_rotation, turned
 from alphastomics.diffusion_model.noise import (
     NoiseModel,
-    centered,
     centered_noise,
     draw_noise,
     step_times,
 )
 from alphastomics.errors import InputError
+from alphastomics.geometry import best_rotation, centered, moved_onto
 from alphastomics.tasks import TASKS
 
 Solver = Literal["ddim", "ddpm", "dpmpp"]
-SOLVERS = ("ddim", "ddpm", "dpmpp")
+SOLVERS = get_args(Solver)
 CELLS_THAT_FIX_A_FRAME = 3
 _SAMPLING = SamplingConfig()
 
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """A network: noisy expression and positions, times (B, 2) and a mask; predicts both clean."""
+    """A network: noisy expression and positions, times (B, 2) and a mask; predicts both clean.
+
+    It may have `prepare(expression, diffusion_time, node_mask, *, gene_mask)`, which computes once
+    what follows from given expression, and returns it as further arguments of the call.
+    """
 
     def __call__(
         self, expression: Tensor, position: Tensor, diffusion_time: Tensor, node_mask: Tensor,
@@ -192,7 +194,7 @@ class _Run:
         self.center = (position.double() * weight).sum(1, keepdim=True) / count
         inner = (position.double() - self.center) / sampler.position_scale
         self.inner = State(expression, (inner * node_mask[..., None]).to(expression.dtype))
-        self.again: dict[str, Tensor] = {}
+        self.prepared: dict[str, Tensor] | None = None
         self.turn: Tensor | None = None
         self.last: Tensor | None = None
 
@@ -235,18 +237,16 @@ class _Run:
         network_time = self.noise_model.network_time(times, noisy.expression.dtype)
         genes = self.known.genes if not self.task.generates_expression else None
         model = self.sampler.model
-        if isinstance(model, Model) and model.alike_in is not None and not self.generated[0]:
-            # Given expression is the same in every call: so is what alike cells say.
-            self.again = self.again or {
-                "smoothed": model.smooth(noisy.expression, network_time, self.mask, gene_mask=genes)
-            }
+        prepare = getattr(model, "prepare", None)
+        if self.prepared is None and prepare is not None and not self.task.generates_expression:
+            self.prepared = prepare(noisy.expression, network_time, self.mask, gene_mask=genes)
         prediction = model(
             noisy.expression,
             noisy.position,
             network_time,
             self.mask,
             gene_mask=genes,
-            **self.again,
+            **(self.prepared or {}),
         )
         make_expression, make_position = self.generated
         expression = prediction.expression.to(noisy.expression.dtype)
@@ -275,14 +275,14 @@ class _Run:
             target = (weight * noisy.double() + self.last.double()) / (weight + 1)
         mask, reflection = self.mask, self.sampler.reflection
         if self.placed is None:
-            self.last = turned(predicted, target, mask, mask, reflection)
+            self.last = moved_onto(predicted, target, mask, mask, reflection=reflection)
             return self.last
         enough = self.placed.sum(1, keepdim=True) >= CELLS_THAT_FIX_A_FRAME
         if self.turn is None:
             self.take_frame(predicted, enough)
         target = torch.where(self.placed[..., None], self.inner.position.double(), target)
         anchors = torch.where(enough, self.placed, mask)
-        moved = turned(predicted, target, mask, anchors, reflection)
+        moved = moved_onto(predicted, target, mask, anchors, reflection=reflection)
         self.last = torch.where(self.placed[..., None], self.inner.position, moved)
         return self.last
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from alphastomics.attn_model.model import Model
 from alphastomics.config import Config
-from alphastomics.diffusion_model.noise import centered
 from alphastomics.errors import InputError
+from alphastomics.geometry import centered
 from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.utils.dataholder import DataHolder

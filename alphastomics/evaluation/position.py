@@ -17,6 +17,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from alphastomics.evaluation.arrays import Array, position_pair, require_spread
+from alphastomics.geometry import best_rotation
 
 
 def aligned(
@@ -40,16 +41,6 @@ def aligned(
     if scale:
         moved = moved * ((moved * t).sum() / moved.square().sum().clamp(min=1e-300))
     return moved + centre
-
-
-def best_rotation(
-    source: Float[Tensor, "N D"], target: Float[Tensor, "N D"], *, reflection: bool
-) -> Float[Tensor, "D D"]:
-    """Return Q with Q source_i nearest to target_i: U diag(1, .., +-1) V^T, by SVD."""
-    u, _, vt = torch.linalg.svd(target.T @ source)
-    if not reflection and bool(torch.linalg.det(u @ vt) < 0):
-        u = torch.cat([u[:, :-1], -u[:, -1:]], dim=1)
-    return u @ vt
 
 
 def procrustes(

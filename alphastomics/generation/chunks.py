@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from alphastomics.diffusion_model.alignment import turned
 from alphastomics.errors import InputError
+from alphastomics.geometry import moved_onto
 
 # Not tuned: enough to fix a frame at any size in use, with most of a chunk left for its own cells.
 ANCHOR_SHARE = 0.125
@@ -81,7 +81,7 @@ def onto_anchors(
     target[:, :count] = anchors
     everything = torch.ones(chunk.shape[:2], dtype=torch.bool, device=chunk.device)
     first = everything & (torch.arange(chunk.shape[1], device=chunk.device) < count)
-    return turned(chunk, target, everything, first, reflection)
+    return moved_onto(chunk, target, everything, first, reflection=reflection)
 
 
 def joined(plan: Plan, chunks: list[Float[Tensor, "1 _ K"]]) -> Float[Tensor, "1 N K"]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float64, Int64
 from scipy.spatial import cKDTree
 from sklearn.decomposition import PCA
@@ -22,6 +23,7 @@ from alphastomics.errors import InputError
 from alphastomics.files import require_file
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
+from alphastomics.geometry import best_rotation
 
 logger = logging.getLogger(__name__)
 
@@ -290,16 +292,13 @@ def fitted(
     power = float((p**2).sum())
     if power == 0:
         raise InputError(f"{where}: all cells with known places were generated at one place")
-    u, stretch, vt = np.linalg.svd(q.T @ p)
-    sign = np.ones(dims)
-    # A flat tissue is turned over through space, without being mirrored.
-    if not reflection and np.linalg.det(u @ vt) < 0:
-        sign[-1] = -1
     rotation = np.eye(3)
-    rotation[:dims, :dims] = (u * sign) @ vt
+    rotation[:dims, :dims] = best_rotation(
+        torch.from_numpy(p), torch.from_numpy(q), reflection=reflection
+    ).numpy()
     size = 1.0
     if scale and known.radius is not None:
         size = known.radius / radius_of(moving)
     elif scale:
-        size = float((stretch * sign).sum() / power)
+        size = float((p @ rotation[:dims, :dims].T * q).sum() / power)
     return Transform(rotation, size, centre_q - size * rotation @ centre_p)

@@ -20,7 +20,6 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from alphastomics.config import Mode, SamplingConfig
-from alphastomics.diffusion_model.alignment import turned
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import State
 from alphastomics.errors import InputError
@@ -34,6 +33,7 @@ from alphastomics.generation.slices import (
     spread_of_genes,
 )
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
+from alphastomics.geometry import moved_onto
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.progress import Advance, track
 from alphastomics.tasks import TASKS, tasks_of
@@ -342,7 +342,7 @@ def onto(values: Tensor, target: Tensor, part: int, reflection: bool) -> Tensor:
     if part == 0:
         return values.double()
     mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
-    return turned(values.double(), target.double(), mask, mask, reflection)
+    return moved_onto(values.double(), target.double(), mask, mask, reflection=reflection)
 
 
 def plane_of(position: Float[Tensor, "N 3"]) -> Float[Tensor, "3 3"]:

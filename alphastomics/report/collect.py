@@ -7,18 +7,18 @@ from pathlib import Path as FilePath
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
-from alphastomics.attn_model.model import Prediction
 from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.noise import step_times
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known
-from alphastomics.evaluation.position import aligned, best_rotation
+from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate, modes_of
 from alphastomics.generation.training_cells import training_cells
+from alphastomics.geometry import best_rotation
 from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
 from alphastomics.report.inside import look_inside
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR
@@ -157,20 +157,13 @@ def denoising_path(
     noisy: list[Tensor] = []
     clean: list[Tensor] = []
 
-    def watched(
-        expression: Tensor,
-        position: Tensor,
-        diffusion_time: Tensor,
-        node_mask: Tensor,
-        *,
-        gene_mask: Tensor | None,
-    ) -> Prediction:
-        noisy.append(position[0].cpu())
-        return module.average(expression, position, diffusion_time, node_mask, gene_mask=gene_mask)
+    def keep_noisy(_network: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        noisy.append(arguments[1][0].cpu())
 
+    hook = module.average.register_forward_pre_hook(keep_noisy)
     scale, reflection = float(module.position_scale), module.config.loss.reflection
     sampler = DiffusionSampler(
-        watched, module.noise_model, position_scale=scale, reflection=reflection
+        module.average, module.noise_model, position_scale=scale, reflection=reflection
     )
     true = torch.from_numpy(cells.position[rows])
     steps = min(settings.num_steps, PATH_STEPS)
@@ -186,6 +179,7 @@ def denoising_path(
         generator=torch.Generator().manual_seed(stream_seed(seed, "sample", number, 0)),
         watch=lambda _step, state: clean.append(state.position[0].cpu()),
     )
+    hook.remove()
     centre = true.double().mean(0)
     turn = best_rotation(clean[-1].double(), true.double() - centre, reflection=True)
     random = np.random.default_rng(stream_seed(seed, "report", "path"))

@@ -13,13 +13,13 @@ from torch import Tensor
 from alphastomics.config import Config, Mode
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.noise import centered
 from alphastomics.diffusion_model.sample import DiffusionSampler
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.evaluation.baselines import shuffled
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.ranks import distance_spearman
 from alphastomics.generation.cells import read_processed
+from alphastomics.geometry import centered
 from examples.showcase.checks import Check, above, below, within
 from examples.showcase.parts import SINGLE, Stage
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphastomics.diffusion_model import distance
-from alphastomics.diffusion_model.alignment import aligned
 from alphastomics.diffusion_model.distance import distance_loss
 from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, aligned_loss
+from alphastomics.geometry import aligned
 from tests.diffusion_model.reference import (
     distance_loss_naive,
     expression_loss_naive,

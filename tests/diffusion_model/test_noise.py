@@ -12,11 +12,11 @@ from scipy import stats
 from alphastomics.config import DiffusionConfig
 from alphastomics.diffusion_model.noise import (
     NoiseModel,
-    centered,
     centered_noise,
     cosine_alpha_bar,
     step_times,
 )
+from alphastomics.geometry import centered
 
 NOISE = NoiseModel(DiffusionConfig())
 

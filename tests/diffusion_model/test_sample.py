@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from alphastomics.config import DiffusionConfig
-from alphastomics.diffusion_model.noise import NoiseModel, centered
+from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
 from alphastomics.errors import InputError
+from alphastomics.geometry import centered
 
 NOISE = NoiseModel(DiffusionConfig(num_timesteps=1000))
 SOLVERS = ["ddim", "ddpm", "dpmpp"]
