@@ -224,10 +224,8 @@ class Model(nn.Module):
             True for genes that were measured, by set or by cell; None when all were.
         expression_hidden, position_hidden
             True for entries hidden by masked diffusion; whatever they hold is not seen.
-        smoothed
-            What `smooth` returned for these cells: saves the work when they are seen again.
-        expected
-            What `expect` returned for these cells, likewise.
+        smoothed, expected
+            What `prepare` returned for these cells: saves the work when they are seen again.
         output_hidden_states
             Return the cells that enter the first layer and leave each.
         """
