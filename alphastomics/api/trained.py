@@ -78,6 +78,7 @@ class TrainedVerbs:
     config: Config
     _model: TrainedModel | None
     _dims: int
+    _folder: Path
 
     @property
     def genes(self) -> list[str]:
@@ -297,7 +298,9 @@ class TrainedVerbs:
 
     def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
         model = self._trained()
-        known = training_cells(model.module, model.genes) if mode == "pos_to_expr" else None
+        known = None
+        if mode == "pos_to_expr":
+            known = training_cells(model.module, model.genes, [self._folder])
         return generate(model.module, cells, mode, config.sampling, config.seed.global_seed, known)
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:

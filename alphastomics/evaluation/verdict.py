@@ -16,11 +16,12 @@ GOOD_AUC, TOLD_APART = 0.7, 0.9
 
 
 class TaskWords(NamedTuple):
-    """What a task is called, its headline metric, and what to do about a poor score."""
+    """What a task is called, its headline metric, why no baseline is there, and what would help."""
 
     title: str
     metric: str
     label: str
+    alone: str
     advice: str
 
 
@@ -29,12 +30,14 @@ TASKS = {
         "placing",
         "spearman_mean",
         "Spearman",
+        "no baseline was fitted (no training cells at hand)",
         "more slices or animals, more genes, or cell types that differ by region would help",
     ),
     "pos_to_expr": TaskWords(
         "expression at positions",
         "pearson_gene_mean",
         "r by gene",
+        "no baseline applies (no training cells in this frame)",
         "more slices, or slices in a common frame (--common_frame), would help",
     ),
 }
@@ -78,7 +81,7 @@ def _judge(task: str, words: TaskWords, methods: Methods) -> Verdict:
     if ours < AT_CHANCE:
         grade, rest = "at chance", f"at chance: do not use it; {words.advice}"
     elif bar is None:
-        grade, rest = "unrivalled", "above chance; no baseline applies (no shared frame)"
+        grade, rest = "unrivalled", f"above chance; {words.alone}"
     elif ours < bar - MARGIN:
         grade, rest = "below a baseline", f"not better than {best}; {words.advice}"
     elif ours <= bar + MARGIN:

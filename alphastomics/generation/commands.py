@@ -40,7 +40,7 @@ from alphastomics.generation.output import (
     write_h5ad,
     write_pt,
 )
-from alphastomics.generation.training_cells import training_cells
+from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,8 @@ def sample(
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data)
     say_what_counts(given or (), mode, config.sampling, input_data)
-    training = training_cells(module, genes) if mode == "pos_to_expr" else None
+    near = (Path(config.data.processed_data_dir), checkpoint)
+    training = training_cells(module, genes, near) if mode == "pos_to_expr" else None
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
@@ -264,10 +265,8 @@ def test(
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
-    if is_processed(input_data):
-        known: InputCells | None = read_processed(input_data, genes, "train")
-    else:
-        known = training_cells(module, genes)
+    near = (Path(config.data.processed_data_dir), checkpoint)
+    known = cells_for_baselines(module, genes, input_data, near)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

@@ -18,7 +18,6 @@ from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned, best_rotation
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate, modes_of
-from alphastomics.generation.training_cells import training_cells
 from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
 from alphastomics.report.inside import look_inside
 
@@ -39,6 +38,7 @@ def collect(
     facts: list[tuple[str, str]],
     scores: Scores | None,
     curves: dict[str, Curve],
+    known: InputCells | None,
 ) -> Findings:
     """Generate in every mode that the checkpoint has, and look inside it.
 
@@ -51,7 +51,9 @@ def collect(
     settings, seed
         How to sample.
     title, facts, scores, curves
-        What is known already.
+        What was found before.
+    known
+        Training cells, for expression at positions in their frame.
     """
     able, missing = modes_of(module), {}
     trained = f"the checkpoint was trained for {', '.join(able)} alone"
@@ -63,7 +65,6 @@ def collect(
         if placed.spread is None:
             missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
     if "pos_to_expr" in able:
-        known = training_cells(module, genes)
         predicted = generate(module, cells, "pos_to_expr", settings, seed, known).expression
     if "joint" in able:
         new = make_tissue(module, cells, settings, seed)
