@@ -44,7 +44,7 @@ from alphastomics.generation.cells import (
     blank_cells,
     require_enough,
 )
-from alphastomics.generation.commands import read_cells
+from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
@@ -144,6 +144,7 @@ class TrainedVerbs:
             position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
             slice_names=[BARE_POSITIONS],
         )
+        check_slices(blank, self._trained().module)
         made = self._generate(blank, "pos_to_expr", settled(self.config, keywords))
         data = new_anndata(replace(blank, expression=made.expression), genes)
         put_into(data, made, blank, genes, "pos_to_expr")

@@ -41,6 +41,7 @@ from alphastomics.generation.output import (
     write_pt,
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
+from alphastomics.preprocessing.query_fit import check_units
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,25 @@ def load_for_use(checkpoint: Path) -> tuple[AlphaSTomicsModule, list[str]]:
 def read_cells(
     path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
 ) -> InputCells:
-    """Read whatever the user gave."""
+    """Read whatever the user gave, and say when its positions are in other units."""
+    cells = read_source(path, module, genes, config, split)
+    check_slices(cells, module)
+    return cells
+
+
+def check_slices(cells: InputCells, module: AlphaSTomicsModule) -> None:
+    """Warn of slices whose size is not that of the training slices."""
+    if cells.position is None:
+        return
+    for number, name in enumerate(cells.slice_names):
+        rows = cells.rows_of(number)
+        check_units(cells.position[rows], float(module.position_scale), name)
+
+
+def read_source(
+    path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
+) -> InputCells:
+    """Read a processed folder, tensors, or a file of cells."""
     if is_processed(path):
         return read_processed(path, genes, split)
     if path.suffix == ".pt":

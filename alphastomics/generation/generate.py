@@ -34,7 +34,6 @@ from alphastomics.generation.slices import (
     spread_of_genes,
 )
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
-from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.progress import Advance, track
 
 logger = logging.getLogger(__name__)
@@ -104,11 +103,6 @@ def generate(
         those around.
     """
     require_mode(module, mode, cells)
-    if mode == "pos_to_expr":
-        assert cells.position is not None
-        for number, name in enumerate(cells.slice_names):
-            rows = cells.rows_of(number)
-            check_units(cells.position[rows], float(module.position_scale), name)
     if mode == "joint":
         # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
         # another draw that it could be compared with.
