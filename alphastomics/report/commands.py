@@ -16,6 +16,7 @@ from alphastomics.files import require_file, write_text
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.commands import load_for_use, read_cells
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.report.collect import collect, read_curves
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
 DEFAULT_UNIT = "µm"
+NO_COLUMNS = (
+    "report: a processed folder keeps the cell types alone; to colour cells by other columns of "
+    "obs, give a slice as --input_data SLICE.h5ad"
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
         curves={} if folder is None else read_curves(folder.metrics),
         known=training_cells(module, genes, near),
     )
+    if is_processed(request.input_data):
+        logger.info("%s", NO_COLUMNS)
     findings = replace(
         findings, unit=request.unit, columns=obs_columns(request.input_data, len(cells.names))
     )
