@@ -13,6 +13,8 @@ DEFAULT_SPLIT = "test"
 STEPS_HELP = (
     "Network calls of a sample (joint, --product sample, and the std); the estimate takes one."
 )
+AS_TRAINED = "as in training"
+MODE_DEFAULT = "joint; expr_to_pos for cells without positions; the model's own if it has but one"
 SOLVER_HELP = "Solver of a sample (joint, --product sample, and the std); the estimate needs none."
 
 VERBOSE = switch("verbose", "Log more, and show the traceback of an error.")
@@ -146,7 +148,7 @@ COMMANDS = {
                 default="--data_dir",
             ),
             SPLIT_NAME,
-            Flag("num_steps", "sampling.num_steps"),
+            Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
             Flag("sampler", "sampling.sampler"),
             Flag("num_samples", "sampling.num_samples"),
             Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
@@ -172,7 +174,7 @@ COMMANDS = {
             ),
             SET,
             path_flag("checkpoint", "Checkpoint to report on.", default="the best of the run"),
-            DATA_DIR,
+            replace(DATA_DIR, default=AS_TRAINED),
             path_flag(
                 "input_data",
                 "Cells to report on, in place of the processed folder: .h5ad.",
@@ -189,13 +191,14 @@ COMMANDS = {
                 metavar="GENE",
             ),
             Flag("unit", help="Unit of the coordinates, for labels.", default="µm", kind=str),
-            Flag("num_steps", "sampling.num_steps"),
-            Flag("sampler", "sampling.sampler"),
-            Flag("num_samples", "sampling.num_samples"),
-            Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+            Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
+            Flag("sampler", "sampling.sampler", default=AS_TRAINED),
+            Flag("num_samples", "sampling.num_samples", default=AS_TRAINED),
+            Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key", default=AS_TRAINED),
             path_flag("output", "HTML file to write.", default="report.html in the run's folder"),
             OVERWRITE,
             *SEEDS,
+            SKIP_LOG_NORMALIZE,
             VERBOSE,
         ],
     ),
@@ -219,8 +222,8 @@ COMMANDS = {
             count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
             CONFIG,
             SET,
-            Flag("sample_mode", "sampling.mode"),
-            Flag("num_steps", "sampling.num_steps", help=STEPS_HELP),
+            Flag("sample_mode", "sampling.mode", default=MODE_DEFAULT),
+            Flag("num_steps", "sampling.num_steps", help=STEPS_HELP, default=AS_TRAINED),
             Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
             Flag("product", "sampling.product"),
             Flag("num_samples", "sampling.num_samples"),
@@ -262,7 +265,7 @@ COMMANDS = {
             Flag("extract_mode", "extract.mode"),
             Flag("format", "extract.format"),
             Flag("max_samples", "extract.max_samples"),
-            BATCH_SIZE,
+            replace(BATCH_SIZE, help="Cells in one network call.", default=AS_TRAINED),
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,

@@ -69,7 +69,12 @@ TRAINING = [
     ),
     Flag("expression_mask_ratio", "masking.expression_mask_ratio"),
     Flag("position_mask_ratio", "masking.position_mask_ratio"),
-    Flag("streaming", f"{LOADING}.streaming", value=True),
+    Flag(
+        "streaming",
+        f"{LOADING}.streaming",
+        value=True,
+        default="off, unless the cells are too many for memory",
+    ),
     Flag("buffer_size", f"{LOADING}.buffer_size"),
     Flag(
         "resume",

@@ -112,8 +112,10 @@ def unused_by_train(call: Call) -> list[str]:
         ),
         "--streaming": (config.data.loading.streaming, ("buffer_size",)),
     }
+    # Streaming that was not asked for is chosen by itself for very many cells.
+    unless = {"--streaming": ", unless the cells are too many for memory"}
     return [
-        f"--{name}: counts with {switch}, which is off: not used"
+        f"--{name}: counts with {switch}, which is off{unless.get(switch, '')}: not used"
         for switch, (on, names) in off.items()
         for name in names
         if on is False and name in call.given

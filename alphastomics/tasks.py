@@ -27,6 +27,8 @@ class Task:
         What the verdict calls it.
     metrics
         The metrics shown first; the first one judges.
+    without_baseline
+        Why no baseline may be there to compare with.
     advice
         What would help where the score is poor.
     """
@@ -36,6 +38,7 @@ class Task:
     title: str
     label: str
     metrics: tuple[str, ...]
+    without_baseline: str
     advice: str
 
     @property
@@ -72,6 +75,7 @@ EXPR_TO_POS = Task(
     "Positions predicted from expression",
     "placing",
     ("spearman_mean", "knn_preservation", "contact_precision_10pct", "procrustes"),
+    "no baseline was fitted (no training cells at hand)",
     "more slices or animals, more genes, or cell types that differ by region would help",
 )
 POS_TO_EXPR = Task(
@@ -80,6 +84,7 @@ POS_TO_EXPR = Task(
     "Expression predicted at positions",
     "expression at positions",
     ("pearson_gene_mean", "pearson_cell_mean", "expression_mse", "moran_correlation"),
+    "no baseline applies (no training cells in this frame)",
     "more slices, or slices in a common frame (--common_frame), would help",
 )
 JOINT = Task(
@@ -88,6 +93,7 @@ JOINT = Task(
     "New tissue",
     "new tissue",
     ("auc_cells", "type_neighbour_distance", "wasserstein_mean"),
+    "",
     "more cells or a longer training would help",
 )
 TASKS: dict[Mode, Task] = {task.name: task for task in (EXPR_TO_POS, POS_TO_EXPR, JOINT)}

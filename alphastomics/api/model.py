@@ -4,6 +4,7 @@ The verbs are scverse's. Each takes the way of the command of the same task, so 
 and seed decide the result, and not the door.
 """
 
+import logging
 import random
 import shutil
 import tempfile
@@ -48,10 +49,12 @@ from alphastomics.fit import fit
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
-from alphastomics.generation.training_cells import training_cells
+from alphastomics.generation.training_cells import MISSING_CELLS, training_cells
 from alphastomics.hub_model import TRAINING_KEYS, TrainedModel, find_model, read_model
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.preprocessing.folder import DataFolder
+
+logger = logging.getLogger(__name__)
 
 _KEYS = PreprocessingConfig()
 INTERRUPTED = 130  # how `train` leaves after Ctrl-C
@@ -277,7 +280,9 @@ class AlphaSTomics(TrainedVerbs):
         known = None
         if adata is not None:
             cells = self._cells(adata, config)
-            known = training_cells(model.module, model.genes)
+            known = training_cells(model.module, model.genes, [self._folder])
+            if known is None:
+                logger.warning(MISSING_CELLS, model.module.config.data.processed_data_dir)
         else:
             place = self._folder / "processed"
             if not self._data:

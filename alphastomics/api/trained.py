@@ -44,7 +44,7 @@ from alphastomics.generation.cells import (
     blank_cells,
     require_enough,
 )
-from alphastomics.generation.commands import read_cells
+from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
@@ -79,6 +79,7 @@ class TrainedVerbs:
     config: Config
     _model: TrainedModel | None
     _dims: int
+    _folder: Path
 
     @property
     def genes(self) -> list[str]:
@@ -144,6 +145,7 @@ class TrainedVerbs:
             position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
             slice_names=[BARE_POSITIONS],
         )
+        check_slices(blank, self._trained().module)
         made = self._generate(blank, POS_TO_EXPR.name, settled(self.config, keywords))
         data = new_anndata(replace(blank, expression=made.expression), genes)
         put_into(data, made, blank, genes, POS_TO_EXPR.name)
@@ -298,9 +300,9 @@ class TrainedVerbs:
 
     def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
         model = self._trained()
-        known = (
-            training_cells(model.module, model.genes) if TASKS[mode].reads_training_cells else None
-        )
+        known = None
+        if TASKS[mode].reads_training_cells:
+            known = training_cells(model.module, model.genes, [self._folder])
         return generate(model.module, cells, mode, config.sampling, config.seed.global_seed, known)
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:

@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlparse
 
+from lightning.pytorch.loggers import WandbLogger
+
+from alphastomics.config import LoggingConfig
+
 WANDB_HOST = "https://api.wandb.ai"
 Mode = Literal["online", "offline", "disabled", "shared"]
 MODES: tuple[Mode, ...] = ("online", "offline", "disabled", "shared")
@@ -28,3 +32,26 @@ def has_login() -> bool:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+class OneRun(WandbLogger):
+    """A logger that ends its run with the training.
+
+    Otherwise the second training of a process, on everything, would go on in the run of the first.
+    """
+
+    def finalize(self, status: str) -> None:
+        """End the run."""
+        super().finalize(status)
+        if self._experiment is not None:
+            self._experiment.finish()
+
+
+def wandb_logger(settings: LoggingConfig, folder: Path) -> WandbLogger:
+    """Return the logger of a run, by its name in the project."""
+    return OneRun(
+        project=settings.wandb_project,
+        name=settings.exp_name,
+        save_dir=str(folder),
+        mode=wandb_mode(),
+    )

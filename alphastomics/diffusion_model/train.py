@@ -42,7 +42,7 @@ from alphastomics.diffusion_model.spread import (
     shard_model,
     stand_back,
 )
-from alphastomics.diffusion_model.tracking import wandb_mode
+from alphastomics.diffusion_model.tracking import wandb_logger
 from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
 from alphastomics.files import write_text
@@ -151,17 +151,7 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
             from lightning.pytorch.loggers import TensorBoardLogger
 
             return [csv_log, TensorBoardLogger(folder.path, name="tensorboard", version="")]
-        from lightning.pytorch.loggers import WandbLogger
-
-        return [
-            csv_log,
-            WandbLogger(
-                project=config.logging.wandb_project,
-                name=config.logging.exp_name,
-                save_dir=str(folder.path),
-                mode=wandb_mode(),
-            ),
-        ]
+        return [csv_log, wandb_logger(config.logging, folder.path)]
     except ModuleNotFoundError as error:
         raise InputError(
             f"logging.logger {kind}: not installed; pip install 'alphastomics[track]'"

@@ -33,11 +33,19 @@ from alphastomics.evaluation.arrays import (
 )
 from alphastomics.evaluation.clusters import COMPONENTS, Labels
 
-Regressor = Literal["ridge", "knn", "trees"]
+Regressor = Literal["ridge", "knn", "trees", "sqrt trees", "smoothed trees"]
 
 RIDGE_PENALTIES = np.logspace(-1, 5, 13)  # RidgeCV takes the best by leave-one-out
 REGRESSION_NEIGHBOURS = 10
 TREES, LEAF_CELLS = 200, 5
+# Exponent and share of the features tried at a split: all is scikit-learn's default for
+# regression; of noisy genes and of smoothed ones, which repeat one another, fewer do better.
+SPLIT_FEATURES: dict[Regressor, tuple[float, float]] = {
+    "trees": (1.0, 1.0),
+    "sqrt trees": (0.5, 1.0),
+    "smoothed trees": (1.0, 0.3),
+}
+MOST_AT_A_SPLIT = 500  # time grows with the features tried: 20,000 genes would take hours
 
 
 def shuffled(values: Float[Array, "N K"], generator: torch.Generator) -> Float[Tensor, "N K"]:
@@ -69,9 +77,15 @@ def regressed_positions(
 
     The slices must share a frame, if only by being centred. Genes are standardised; `ridge` chooses
     its penalty by leave-one-out, `knn` averages the 10 nearest of 50 principal components, `trees`
-    are 200 extremely randomised trees (Geurts et al. 2006) with at least 5 cells in a leaf.
+    are 200 extremely randomised trees (Geurts et al. 2006) with at least 5 cells in a leaf. They
+    try every feature at a split, `sqrt trees` the square root of their number, `smoothed trees`
+    30 % of them, and none more than 500.
     """
-    x, known_x = (_finite(values, "expression") for values in (expression, training_expression))
+    # Trees compute in float32, and a copy in float64 of 20,000 smoothed genes would fill a laptop.
+    dtype = torch.float32 if regressor in SPLIT_FEATURES else torch.float64
+    x, known_x = (
+        _finite(values, "expression", dtype) for values in (expression, training_expression)
+    )
     y = _finite(training_position, "training positions")
     model = TransformedTargetRegressor(
         _regressor(regressor, known_x.shape, seed), transformer=StandardScaler()
@@ -88,16 +102,22 @@ def _regressor(name: Regressor, shape: tuple[int, ...], seed: int) -> Pipeline:
             pca = PCA(min(COMPONENTS, *shape), random_state=seed)
             neighbours = KNeighborsRegressor(min(REGRESSION_NEIGHBOURS, shape[0]))
             return make_pipeline(StandardScaler(), pca, neighbours)
-        case "trees":
+        case "trees" | "sqrt trees" | "smoothed trees":
             return make_pipeline(
                 ExtraTreesRegressor(
                     TREES,
                     min_samples_leaf=min(LEAF_CELLS, shape[0]),
-                    max_features="sqrt",
+                    max_features=features_at_a_split(name, shape[1]),
                     n_jobs=-1,
                     random_state=seed,
                 )
             )
+
+
+def features_at_a_split(regressor: Regressor, num_features: int) -> int:
+    """Return how many features trees try at a split: their share, at most 500."""
+    exponent, share = SPLIT_FEATURES[regressor]
+    return max(1, min(int(share * num_features**exponent), MOST_AT_A_SPLIT))
 
 
 def spatial_knn_mean(
@@ -195,9 +215,11 @@ def closest_slice(
     return as_tensor(training_expression).cpu()[torch.from_numpy(best)]
 
 
-def _finite(values: Float[Array, "N K"], what: str) -> Float[ndarray, "N K"]:
+def _finite(
+    values: Float[Array, "N K"], what: str, dtype: torch.dtype = torch.float64
+) -> Float[ndarray, "N K"]:
     tensor = as_tensor(values)
     if len(tensor) == 0:
         raise InputError(f"{what}: there are no cells. Give at least one.")
     require_finite(torch.isfinite(tensor), what)
-    return tensor.double().cpu().numpy()
+    return tensor.to(dtype).cpu().numpy()

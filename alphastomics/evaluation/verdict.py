@@ -57,7 +57,7 @@ def _judge(task: Task, methods: Methods) -> Verdict:
     if ours < AT_CHANCE:
         grade, rest = "at chance", f"at chance: do not use it; {advice}"
     elif bar is None:
-        grade, rest = "unrivalled", "above chance; no baseline applies (no shared frame)"
+        grade, rest = "unrivalled", f"above chance; {task.without_baseline}"
     elif ours < bar - MARGIN:
         grade, rest = "below a baseline", f"not better than {best}; {advice}"
     elif ours <= bar + MARGIN:

@@ -5,6 +5,7 @@ slices, each centred on itself. Expression from positions: chance and the traini
 where there are any in the frame of the slice: else those baselines do not apply, and are left out.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,18 +26,23 @@ from alphastomics.evaluation.baselines import (
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.training_cells import LEAST_KNOWN, known_around
 
+logger = logging.getLogger(__name__)
+
 Predictor = Callable[[np.ndarray], Any]
 
 REGRESSORS: dict[str, Regressor] = {
     "ridge": "ridge",
     "expression kNN": "knn",
     "ExtraTrees": "trees",
+    "ExtraTrees, sqrt": "sqrt trees",
 }
 SMOOTHED_TREES = "ExtraTrees, smoothed"
 SPATIAL_KNN = "spatial k-NN mean"
 CANDIDATES = (5, 10, 20, 50, 100)
 # Of more training cells a regressor takes a random part: the rest would change little.
 REGRESSION_CELLS = 20_000
+# Trees that try many genes at a split take fewer cells: 10,000 x 250 genes take minutes on a CPU.
+TREE_CELLS = 10_000
 TUNING_CELLS = 5_000
 SMOOTHING: dict[str, int] = {"rounds": 3, "neighbours": 15, "components": 30}
 
@@ -59,18 +65,48 @@ def position_baselines(
         )
     if known is None or known.position is None:
         return methods
-    chosen = _some(len(known.slice_id), REGRESSION_CELLS, seed)
-    target = centred_positions(known)[chosen]
-    plain = cells.expression, known.expression[chosen]
+    return methods | _regressions(cells, known, seed)
+
+
+def _regressions(cells: InputCells, known: InputCells, seed: int) -> dict[str, Predictor]:
+    """Fit every regressor to training cells, each slice centred on itself."""
+    number = len(known.slice_id)
+    few, some = (_some(number, most, seed) for most in (TREE_CELLS, REGRESSION_CELLS))
+    say_which_cells(number)
+    target = centred_positions(known)
+    predicted = {}
     for name, regressor in REGRESSORS.items():
-        methods[name] = regressed_positions(
-            *plain, target, regressor=regressor, seed=seed
-        ).__getitem__
-    smoothed = [np.hstack([part.expression, smoothed_expression(part)]) for part in (cells, known)]
-    methods[SMOOTHED_TREES] = regressed_positions(
-        smoothed[0], smoothed[1][chosen], target, regressor="trees", seed=seed
-    ).__getitem__
-    return methods
+        rows = few if regressor == "trees" else some
+        predicted[name] = regressed_positions(
+            cells.expression, known.expression[rows], target[rows], regressor=regressor, seed=seed
+        )
+    predicted[SMOOTHED_TREES] = regressed_positions(
+        _with_smoothed(cells, np.arange(len(cells.slice_id))),
+        _with_smoothed(known, few),
+        target[few],
+        regressor="smoothed trees",
+        seed=seed,
+    )
+    return {name: position.__getitem__ for name, position in predicted.items()}
+
+
+def say_which_cells(number: int) -> None:
+    """Say what the regressors are fitted to."""
+    if number <= TREE_CELLS:
+        logger.info("baselines: ridge, expression kNN and ExtraTrees on %d training cells", number)
+        return
+    logger.info(
+        "baselines: of %d training cells ExtraTrees takes %d at random (with sqrt features, ridge "
+        "and expression kNN: %d)",
+        number,
+        TREE_CELLS,
+        min(number, REGRESSION_CELLS),
+    )
+
+
+def _with_smoothed(cells: InputCells, rows: np.ndarray) -> Float32[np.ndarray, "M F"]:
+    """Return the expression of some cells beside its smoothed version."""
+    return np.hstack([cells.expression[rows], smoothed_expression(cells, rows)])
 
 
 def centred_positions(cells: InputCells) -> Float32[np.ndarray, "N 3"]:
@@ -83,14 +119,19 @@ def centred_positions(cells: InputCells) -> Float32[np.ndarray, "N 3"]:
     return position.astype(np.float32)
 
 
-def smoothed_expression(cells: InputCells) -> Float32[np.ndarray, "N F"]:
-    """Average expression over its nearest neighbours within each slice, as the network does."""
+def smoothed_expression(cells: InputCells, chosen: np.ndarray) -> Float32[np.ndarray, "M F"]:
+    """Average expression over its nearest neighbours within each slice, as the network does.
+
+    All cells of a slice are averaged over; only those of the `chosen` rows, in order, are returned.
+    """
     width = cells.expression.shape[1] * SMOOTHING["rounds"]
-    smoothed = np.zeros((len(cells.slice_id), width), np.float32)
+    smoothed = np.zeros((len(chosen), width), np.float32)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
-        values = torch.from_numpy(cells.expression[rows])
-        smoothed[rows] = smoothed_set(values, **SMOOTHING).numpy()
+        wanted = np.isin(rows, chosen)
+        if wanted.any():
+            values = smoothed_set(torch.from_numpy(cells.expression[rows]), **SMOOTHING)
+            smoothed[np.isin(chosen, rows)] = values.numpy()[wanted]
     return smoothed
 
 

@@ -40,7 +40,8 @@ from alphastomics.generation.output import (
     write_h5ad,
     write_pt,
 )
-from alphastomics.generation.training_cells import training_cells
+from alphastomics.generation.training_cells import cells_for_baselines, training_cells
+from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,25 @@ def load_for_use(checkpoint: Path) -> tuple[AlphaSTomicsModule, list[str]]:
 def read_cells(
     path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
 ) -> InputCells:
-    """Read whatever the user gave."""
+    """Read whatever the user gave, and say when its positions are in other units."""
+    cells = read_source(path, module, genes, config, split)
+    check_slices(cells, module)
+    return cells
+
+
+def check_slices(cells: InputCells, module: AlphaSTomicsModule) -> None:
+    """Warn of slices whose size is not that of the training slices."""
+    if cells.position is None:
+        return
+    for number, name in enumerate(cells.slice_names):
+        rows = cells.rows_of(number)
+        check_units(cells.position[rows], float(module.position_scale), name)
+
+
+def read_source(
+    path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
+) -> InputCells:
+    """Read a processed folder, tensors, or a file of cells."""
     if is_processed(path):
         return read_processed(path, genes, split)
     if path.suffix == ".pt":
@@ -146,7 +165,9 @@ def sample(
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data)
     say_what_counts(given or (), mode, config.sampling, input_data)
-    training = training_cells(module, genes) if TASKS[mode].reads_training_cells else None
+    near = (Path(config.data.processed_data_dir), checkpoint)
+    reads = TASKS[mode].reads_training_cells
+    training = training_cells(module, genes, near) if reads else None
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
@@ -265,10 +286,8 @@ def test(
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
-    if is_processed(input_data):
-        known: InputCells | None = read_processed(input_data, genes, "train")
-    else:
-        known = training_cells(module, genes)
+    near = (Path(config.data.processed_data_dir), checkpoint)
+    known = cells_for_baselines(module, genes, input_data, near)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

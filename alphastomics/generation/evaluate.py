@@ -85,17 +85,17 @@ def require_testable(folder: str) -> None:
     """Refuse to train and then test on a folder whose test split cannot be scored."""
     slices = DataFolder(folder).metadata().slices
     counts = {record.name: record.cells_per_split["test"] for record in slices}
-    small = {name: cells for name, cells in counts.items() if 0 < cells <= NEIGHBOURS}
+    name, cells = max(counts.items(), key=lambda item: item[1])
     if not any(counts.values()):
         raise InputError(
             f"--test_after_train: the test split of {folder} is empty; preprocess with "
             "--train_ratio and --val_ratio that add up to less than 1, or leave the flag out"
         )
-    if small:
-        name, cells = next(iter(small.items()))
+    if cells <= NEIGHBOURS:
         raise InputError(
-            f"--test_after_train: slice {name} of {folder} has {cells} test cell(s); the scores "
-            f"need more than {NEIGHBOURS} a slice: leave the flag out, or preprocess with more"
+            f"--test_after_train: slice {name} of {folder} has {cells} test cell(s), no other has "
+            f"more; the scores need more than {NEIGHBOURS} a slice: leave the flag out, or "
+            "preprocess with more"
         )
 
 

@@ -34,7 +34,6 @@ from alphastomics.generation.slices import (
 )
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.geometry import moved_onto
-from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.progress import Advance, track
 from alphastomics.tasks import TASKS, tasks_of
 
@@ -105,11 +104,6 @@ def generate(
     """
     require_mode(module, mode, cells)
     task = TASKS[mode]
-    if not task.generates_position:
-        assert cells.position is not None
-        for number, name in enumerate(cells.slice_names):
-            rows = cells.rows_of(number)
-            check_units(cells.position[rows], float(module.position_scale), name)
     if not task.is_conditional:
         # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
         # another draw that it could be compared with.

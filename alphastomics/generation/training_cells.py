@@ -5,6 +5,7 @@ serve as baselines, and expression at positions in their frame is predicted from
 """
 
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from jaxtyping import Bool, Float32
 
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.generation.cells import InputCells, read_processed
+from alphastomics.generation.notices import is_processed
 from alphastomics.generation.spatial_context import Cells, SpatialContext
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import METADATA_FILE
@@ -24,6 +26,11 @@ logger = logging.getLogger(__name__)
 BARE_POSITIONS = "positions"
 # Fewer known cells than this are no neighbourhood.
 LEAST_KNOWN = 20
+MISSING_CELLS = (
+    "the training cells were not found (%s is not there, or not as in training): baselines that "
+    "are fitted to them are left out"
+)
+NAME_FOLDER = "; name the processed folder of the training with --data_dir"
 
 # Fitted contexts of each model, by the slices that they know: a notebook asks again and again.
 _fitted: WeakKeyDictionary[AlphaSTomicsModule, dict[tuple[object, ...], SpatialContext]] = (
@@ -39,15 +46,50 @@ class ContextPrediction(NamedTuple):
     covered: Bool[np.ndarray, " N"]
 
 
-def training_cells(module: AlphaSTomicsModule, genes: list[str]) -> InputCells | None:
-    """Read the cells that a model was trained on, if its processed folder is still there."""
-    where = Path(module.config.data.processed_data_dir)
-    if module.training_digest is None or not (where / METADATA_FILE).is_file():
+def training_cells(
+    module: AlphaSTomicsModule, genes: list[str], near: Sequence[Path] = ()
+) -> InputCells | None:
+    """Read the cells that a model was trained on, if their processed folder is found.
+
+    Parameters
+    ----------
+    module, genes
+        The model and its genes.
+    near
+        Where to look beside the recorded path: processed folders, and files of the run, since a
+        relative path counts from the folder that `train` was called in.
+    """
+    if module.training_digest is None:
         return None
-    metadata = DataFolder(where).metadata()
-    if metadata.training_digest != module.training_digest or metadata.genes != genes:
-        return None
-    return read_processed(where, genes, "train")
+    for where in _candidates(Path(module.config.data.processed_data_dir), near):
+        if not (where / METADATA_FILE).is_file():
+            continue
+        metadata = DataFolder(where).metadata()
+        if metadata.training_digest == module.training_digest and metadata.genes == genes:
+            return read_processed(where, genes, "train")
+    return None
+
+
+def _candidates(recorded: Path, near: Sequence[Path]) -> Iterator[Path]:
+    yield recorded
+    yield from near
+    if not recorded.is_absolute():
+        yield from (parent / recorded for path in near for parent in path.resolve().parents)
+
+
+def cells_for_baselines(
+    module: AlphaSTomicsModule, genes: list[str], source: Path, near: Sequence[Path]
+) -> InputCells | None:
+    """Read the cells that baselines are fitted to: the training split of the source, or of the run.
+
+    Where the run's cells are not found, say so: the model is then compared with chance alone.
+    """
+    if is_processed(source):
+        return read_processed(source, genes, "train")
+    known = training_cells(module, genes, near)
+    if known is None:
+        logger.warning(MISSING_CELLS + NAME_FOLDER, module.config.data.processed_data_dir)
+    return known
 
 
 def predict_from_context(

@@ -17,7 +17,6 @@ from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate, modes_of
-from alphastomics.generation.training_cells import training_cells
 from alphastomics.geometry import best_rotation
 from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
 from alphastomics.report.inside import look_inside
@@ -40,6 +39,7 @@ def collect(
     facts: list[tuple[str, str]],
     scores: Scores | None,
     curves: dict[str, Curve],
+    known: InputCells | None,
 ) -> Findings:
     """Generate in every mode that the checkpoint has, and look inside it.
 
@@ -52,7 +52,9 @@ def collect(
     settings, seed
         How to sample.
     title, facts, scores, curves
-        What is known already.
+        What was found before.
+    known
+        Training cells, for expression at positions in their frame.
     """
     able, missing = modes_of(module), {}
     trained = f"the checkpoint was trained for {', '.join(able)} alone"
@@ -64,7 +66,6 @@ def collect(
         if placed.spread is None:
             missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
     if POS_TO_EXPR.name in able:
-        known = training_cells(module, genes)
         predicted = generate(module, cells, POS_TO_EXPR.name, settings, seed, known).expression
     if JOINT.name in able:
         new = make_tissue(module, cells, settings, seed)

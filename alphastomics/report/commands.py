@@ -13,10 +13,12 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.files import require_file, write_text
-from alphastomics.generation.cells import InputCells, read_processed
+from alphastomics.generation.cells import InputCells
 from alphastomics.generation.commands import load_for_use, read_cells
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
+from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.report.collect import collect, read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
@@ -28,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
 DEFAULT_UNIT = "µm"
+NO_COLUMNS = (
+    "report: a processed folder keeps the cell types alone; to colour cells by other columns of "
+    "obs, give a slice as --input_data SLICE.h5ad"
+)
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,10 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
             "config's data.preprocessing.position_key"
         )
     settings, seed = config.sampling, config.seed.global_seed
+    near = (Path(config.data.processed_data_dir), checkpoint)
     scores = request.scores
     if scores is None:
-        known = None
-        if request.input_data.is_dir() and request.input_data.suffix != ".zarr":
-            known = read_processed(request.input_data, genes, "train")
+        known = cells_for_baselines(module, genes, request.input_data, near)
         scores = evaluate(module, cells, known, settings, seed)
     folder = run_of(checkpoint)
     findings = collect(
@@ -98,7 +103,10 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
         facts=facts_of(module, genes, cells, config, checkpoint, request),
         scores=scores,
         curves={} if folder is None else read_curves(folder.metrics),
+        known=training_cells(module, genes, near),
     )
+    if is_processed(request.input_data):
+        logger.info("%s", NO_COLUMNS)
     findings = replace(
         findings, unit=request.unit, columns=obs_columns(request.input_data, len(cells.names))
     )

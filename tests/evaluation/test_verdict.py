@@ -43,8 +43,10 @@ def test_without_a_baseline_that_applies_the_sentence_says_so():
     )
     assert verdict.sentence == (
         "expression at positions: r by gene 0.200, chance 0: above chance; no baseline applies "
-        "(no shared frame)"
+        "(no training cells in this frame)"
     )
+    placing = judged("expr_to_pos", 0.2, shuffled=0.0)
+    assert placing.sentence.endswith("no baseline was fitted (no training cells at hand)")
 
 
 def test_oracles_chance_and_our_own_samples_are_no_rivals():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import anndata
 import numpy as np
+import pytest
 import torch
 
 from alphastomics.main import main
@@ -122,3 +123,21 @@ def test_a_place_that_is_no_number_is_refused(place: Path, tmp_path: Path, capsy
     call = ["sample", "--checkpoint", checkpoint(place), "--sample_mode", "pos_to_expr"]
     said = refusal(capsys, *call, "--input_data", tmp_path / "nan.h5ad")
     assert "row 4" in said
+
+
+@pytest.mark.parametrize("command", ["sample", "test"])
+def test_a_query_in_other_units_is_said(command, place: Path, tmp_path: Path, capsys):
+    data = anndata.read_h5ad(place / "slices/slice_0.h5ad")
+    words = {}
+    for unit, factor in (("um", 1.0), ("mm", 1e-3)):
+        other = data.copy()
+        other.obsm["spatial"] = other.obsm["spatial"] * factor
+        other.write_h5ad(tmp_path / f"{unit}.h5ad")
+        flags = ["--input_data", tmp_path / f"{unit}.h5ad", "--num_steps", 2, "--num_samples", 1]
+        flags += ["--sample_mode", "expr_to_pos"] if command == "sample" else ["--no_report"]
+        flags += ["--checkpoint", checkpoint(place, "expr_to_pos"), "--overwrite"]
+        flags += ["--output", tmp_path / ("o.h5ad" if command == "sample" else "o.json")]
+        assert main([command, *map(str, flags)]) == 0
+        words[unit] = capsys.readouterr().err
+    assert "times the size of the training slices" in words["mm"]
+    assert "times the size of the training slices" not in words["um"]

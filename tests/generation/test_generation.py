@@ -287,7 +287,7 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
     assert written == {key: value for key, value in result.items() if key != "output"}
     assert set(written["expr_to_pos"]) == {
         "alphastomics", "alphastomics sample", "shuffled", "class centroid oracle",
-        "ridge", "expression kNN", "ExtraTrees", "ExtraTrees, smoothed",
+        "ridge", "expression kNN", "ExtraTrees", "ExtraTrees, sqrt", "ExtraTrees, smoothed",
     }  # fmt: skip
     assert set(written["pos_to_expr"]) == {
         "alphastomics", "alphastomics sample", "shuffled", "true expression", "spatial k-NN mean"
