@@ -11,8 +11,8 @@ from anndata import AnnData
 
 from alphastomics import AlphaSTomics
 from alphastomics.config import SimulationConfig
+from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
 from alphastomics.generation.baselines import REGRESSORS, SMOOTHED_TREES
-from alphastomics.generation.evaluate import OUR_DRAW, OURS
 from alphastomics.simulate import simulate
 
 TISSUE, HELD_OUT = SimulationConfig(cells=350, slices=4, genes=60), 2
@@ -44,11 +44,11 @@ def placing(model: AlphaSTomics, slices: list[AnnData]) -> Scores:
 def test_by_default_an_unseen_slice_is_placed_better_than_by_a_baseline(
     placing: Scores, baseline: str
 ) -> None:
-    assert placing[OURS]["spearman_mean"] > placing[baseline]["spearman_mean"] + MARGIN
+    assert placing[MODEL]["spearman_mean"] > placing[baseline]["spearman_mean"] + MARGIN
 
 
 def test_a_sample_does_not_fall_to_chance(placing: Scores) -> None:
-    estimate, sample = (placing[name]["spearman_mean"] for name in (OURS, OUR_DRAW))
+    estimate, sample = (placing[name]["spearman_mean"] for name in (MODEL, MODEL_SAMPLE))
     assert abs(placing["shuffled"]["spearman_mean"]) < 0.05
     assert sample > 0.6 * estimate
 

@@ -7,71 +7,44 @@ Metrics are rows, methods columns; the best of each row is marked. Oracles, and 
 import math
 from collections.abc import Mapping, Sequence
 
+from alphastomics.evaluation.methods import SHUFFLED, competes
+from alphastomics.evaluation.registry import metric_named
+
 Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 NAME_WIDTH, COLUMN_WIDTH, MARK = 28, 13, "*"
-LOWER_IS_BETTER = (
-    "distance_mse", "procrustes", "rmsd", "rssd", "rmse_", "class_rssd", "expression_mse",
-    "moran_mae", "type_share_distance", "type_neighbour_distance", "wasserstein",
-)  # fmt: skip
-NEAREST_TO = {"auc_": 0.5, "spread_error_ratio": 1.0}
-WITHOUT_BEST = ("spread_coverage", "moran_i")
-NOT_IN_THE_RACE = ("oracle", "true ", "real, ", "shuffled")
-CHANCE = "shuffled"
 # Share of the way from chance to a perfect score: what is below it is chance itself.
 LEAST_GAIN = 0.02
-WITHOUT_BOUND = (
-    "distance_mse", "rmsd", "rssd", "rmse_", "class_rssd", "expression_mse", "moran_mae",
-    "wasserstein", "spread_error_ratio",
-)  # fmt: skip
 
 
-def badness(metric: str, value: float) -> float:
-    """Return a number that is smaller, the better a value is."""
-    for name, aim in NEAREST_TO.items():
-        if metric.startswith(name):
-            return abs(value - aim)
-    return value if metric.startswith(LOWER_IS_BETTER) else -value
-
-
-def best_method(metric: str, methods: Mapping[str, Mapping[str, float]]) -> str | None:
+def best_method(name: str, methods: Mapping[str, Mapping[str, float]]) -> str | None:
     """Name the best method of a metric.
 
     There is none where fewer than two have it, or where the best is no better than chance.
     """
-    if metric.startswith(WITHOUT_BEST):
+    metric = metric_named(name)
+    if metric.better == "unknown":
         return None
-    found = {
-        name: badness(metric, values[metric])
-        for name, values in methods.items()
-        if metric in values and math.isfinite(values[metric]) and not is_yardstick(name)
+    ranks = {
+        method: metric.rank(values[name])
+        for method, values in methods.items()
+        if name in values and math.isfinite(values[name]) and competes(method)
     }
-    best = min(found, key=found.__getitem__) if len(found) > 1 else None
-    chance = methods.get(CHANCE, {}).get(metric, math.nan)
+    best = min(ranks, key=ranks.__getitem__) if len(ranks) > 1 else None
+    chance = methods.get(SHUFFLED, {}).get(name, math.nan)
     if best is not None and math.isfinite(chance):
-        worst, ideal = badness(metric, chance), badness(metric, perfect(metric))
-        if worst - found[best] <= LEAST_GAIN * (worst - ideal):
+        worst, ideal = metric.rank(chance), metric.rank(metric.ideal)
+        if worst - ranks[best] <= LEAST_GAIN * (worst - ideal):
             return None
     return best
 
 
-def perfect(metric: str) -> float:
-    """Return the best value that a metric can have."""
-    aims = [aim for name, aim in NEAREST_TO.items() if metric.startswith(name)]
-    return aims[0] if aims else float(not metric.startswith(LOWER_IS_BETTER))
-
-
-def bar_end(metric: str, methods: Mapping[str, Mapping[str, float]]) -> float:
+def bar_end(name: str, methods: Mapping[str, Mapping[str, float]]) -> float:
     """Return the value that fills a bar: 1 where that is the bound, else the largest of all."""
-    if not metric.startswith(WITHOUT_BOUND):
+    if metric_named(name).bounded:
         return 1.0
-    found = [abs(values[metric]) for values in methods.values() if metric in values]
+    found = [abs(values[name]) for values in methods.values() if name in values]
     return max([value for value in found if math.isfinite(value)], default=1.0) or 1.0
-
-
-def is_yardstick(method: str) -> bool:
-    """Say whether a method has seen the truth."""
-    return any(word in method for word in NOT_IN_THE_RACE)
 
 
 def score_table(scores: Scores) -> str:

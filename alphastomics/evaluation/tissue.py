@@ -15,10 +15,9 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import roc_auc_score
 
-from alphastomics.evaluation.clusters import TypedCells
-from alphastomics.evaluation.neighbours import moran_agreement, morans_i, spatial_neighbours
+from alphastomics.evaluation.neighbours import spatial_neighbours
 
-NICHE, MORAN_NEIGHBOURS = 10, 6
+NICHE = 10
 TREES, MOST_CELLS, COMPONENTS = 100, 2000, 20  # of the classifier, and what it sees
 
 
@@ -27,43 +26,6 @@ class Tissue(NamedTuple):
 
     expression: Float[ndarray, "N G"]
     position: Float[ndarray, "N D"]
-
-
-def tissue_scores(
-    generated: Tissue, real: Tissue, typed: TypedCells, *, seed: int
-) -> dict[str, float]:
-    """Every comparison of new with real tissue, over genes that the real one measured.
-
-    Parameters
-    ----------
-    generated, real
-        The two tissues; they need not have the same number of cells.
-    typed
-        Real cells with known types: cells of both tissues take the types of their likest.
-    seed
-        Seed of the classifier.
-    """
-    codes = [
-        np.searchsorted(typed.names, typed.labels_of(side.expression)) for side in (generated, real)
-    ]
-    num_types = len(typed.names)
-    index = [
-        morans_i(side.expression, spatial_neighbours(side.position, k=MORAN_NEIGHBOURS))
-        for side in (generated, real)
-    ]
-    moran = moran_agreement(*index, num_cells=len(generated.expression))
-    return {
-        "moran_i": float(index[0].nanmean()),
-        "moran_i_true": float(index[1].nanmean()),
-        "moran_correlation": moran.correlation,
-        "moran_mae": moran.mean_absolute_error,
-        "type_share_distance": type_share_distance(*codes, num_types=num_types),
-        "type_neighbour_distance": type_neighbour_distance(
-            (codes[0], generated.position), (codes[1], real.position), num_types=num_types
-        ),
-        "wasserstein_mean": gene_wasserstein(generated.expression, real.expression),
-        "auc_cells": two_sample_auc(generated.expression, real.expression, seed=seed),
-    }
 
 
 def type_share_distance(

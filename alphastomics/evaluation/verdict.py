@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from alphastomics.evaluation.methods import MODEL, kind_of
 from alphastomics.tasks import JOINT, TASKS, Task
 
 Methods = Mapping[str, Mapping[str, float]]
 
-OURS = "alphastomics"
-# Methods that have seen the truth, or are chance: nothing to be better than.
-ORACLES = ("class centroid oracle", "true expression")
-CHANCE = "shuffled"
 # Differences smaller than this are noise.
 MARGIN = 0.005
 AT_CHANCE = 0.03
@@ -37,17 +34,17 @@ def verdicts(scores: Mapping[str, Methods]) -> list[Verdict]:
     return [
         _judge(task, scores[task.name]) if task.is_conditional else _judge_tissue(scores[task.name])
         for task in TASKS.values()
-        if task.metrics[0] in scores.get(task.name, {}).get(OURS, {})
+        if task.metrics[0] in scores.get(task.name, {}).get(MODEL, {})
     ]
 
 
 def _judge(task: Task, methods: Methods) -> Verdict:
     metric, advice = task.metrics[0], task.advice
-    ours = methods[OURS][metric]
+    ours = methods[MODEL][metric]
     rivals = {
         name: values[metric]
         for name, values in methods.items()
-        if not name.startswith(OURS) and name not in (*ORACLES, CHANCE) and metric in values
+        if kind_of(name) == "baseline" and metric in values
     }
     best = max(rivals, key=rivals.__getitem__, default=None)
     bar = None if best is None else rivals[best]
@@ -69,11 +66,11 @@ def _judge(task: Task, methods: Methods) -> Verdict:
 
 def _judge_tissue(methods: Methods) -> Verdict:
     """Judge new tissue by how well a classifier tells its cells from real ones; 0.5: not at all."""
-    ours = methods[OURS]["auc_cells"]
+    ours = methods[MODEL]["auc_cells"]
     real = {
         name: values["auc_cells"]
         for name, values in methods.items()
-        if name.startswith("real") and "auc_cells" in values
+        if kind_of(name) == "reference" and "auc_cells" in values
     }
     best = min(real, key=real.__getitem__, default=None)
     shown = f"new tissue: a classifier tells its cells from real ones with AUC {ours:.2f}"

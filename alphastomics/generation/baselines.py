@@ -23,6 +23,7 @@ from alphastomics.evaluation.baselines import (
     spatial_knn_mean,
     tuned_num_neighbours,
 )
+from alphastomics.evaluation.methods import CENTROIDS, SHUFFLED, TRUE_EXPRESSION
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.training_cells import LEAST_KNOWN, known_around
 
@@ -57,12 +58,10 @@ def position_baselines(
     def by_chance(rows: np.ndarray) -> Any:
         return shuffled(position[rows], torch.Generator().manual_seed(seed))
 
-    methods: dict[str, Predictor] = {"shuffled": by_chance}
+    methods: dict[str, Predictor] = {SHUFFLED: by_chance}
     labels = cells.cell_type
     if labels is not None:
-        methods["class centroid oracle"] = lambda rows: class_centroids(
-            position[rows], labels[rows]
-        )
+        methods[CENTROIDS] = lambda rows: class_centroids(position[rows], labels[rows])
     if known is None or known.position is None:
         return methods
     return methods | _regressions(cells, known, seed)
@@ -146,8 +145,8 @@ def expression_baselines(
         return shuffled(cells.expression[rows], torch.Generator().manual_seed(seed))
 
     methods: dict[str, Predictor] = {
-        "shuffled": by_chance,
-        "true expression": cells.expression.__getitem__,
+        SHUFFLED: by_chance,
+        TRUE_EXPRESSION: cells.expression.__getitem__,
     }
     if known is None or not all(in_frame(name, known) for name in cells.slice_names):
         return methods

@@ -17,14 +17,14 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.evaluation.calibration import (
     LEAST_DRAWS,
-    Calibration,
     Envelope,
     calibration,
     envelope,
 )
+from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
 from alphastomics.evaluation.position import aligned
+from alphastomics.evaluation.registry import CALIBRATION_METRICS, NEIGHBOURS, values_of
 from alphastomics.evaluation.scores import (
-    NEIGHBOURS,
     expression_scores,
     position_scores,
     type_scores,
@@ -39,8 +39,6 @@ from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.products import Products, both_products
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, tasks_of
-
-OURS, OUR_DRAW = "alphastomics", "alphastomics sample"
 
 
 def evaluate(
@@ -59,22 +57,22 @@ def evaluate(
     if EXPR_TO_POS in able:
         made = both_products(module, cells, EXPR_TO_POS.name, settings, seed)
         methods = {
-            OURS: made.estimate.position.__getitem__,
-            OUR_DRAW: made.sample.position.__getitem__,
+            MODEL: made.estimate.position.__getitem__,
+            MODEL_SAMPLE: made.sample.position.__getitem__,
             **position_baselines(cells, known, seed),
         }
         found = scored(cells, methods, place_scores)
-        found[OURS] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
+        found[MODEL] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
         scores[EXPR_TO_POS.name] = found
     if POS_TO_EXPR in able:
         values = both_products(module, cells, POS_TO_EXPR.name, settings, seed, known)
         methods = {
-            OURS: values.estimate.expression.__getitem__,
-            OUR_DRAW: values.sample.expression.__getitem__,
+            MODEL: values.estimate.expression.__getitem__,
+            MODEL_SAMPLE: values.sample.expression.__getitem__,
             **expression_baselines(cells, known, seed),
         }
         found = scored(cells, methods, partial(value_scores, known=known, seed=seed))
-        found[OURS] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
+        found[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
         scores[POS_TO_EXPR.name] = found
     if JOINT in able:
         scores[JOINT.name] = joint_scores(module, cells, known, settings, seed)
@@ -174,7 +172,7 @@ def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> di
     draws = [aligned(draw[rows, : cells.dims], estimate, **turn) for draw in made.draws]
     written = made.estimate.position_std[rows, : cells.dims]
     found = envelope(torch.stack(draws).numpy())._replace(deviation=written)
-    return named(calibration(estimate.numpy(), true, found))
+    return values_of(CALIBRATION_METRICS, calibration(estimate.numpy(), true, found))
 
 
 def value_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
@@ -185,14 +183,7 @@ def value_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> di
     low, high, deviation = (part[np.ix_(rows, genes)] for part in made.envelope[:3])
     found = Envelope(low, high, deviation, made.envelope.num_draws)
     part = np.ix_(rows, genes)
-    return named(calibration(made.estimate.expression[part], cells.expression[part], found))
-
-
-def named(found: Calibration) -> dict[str, float]:
-    """Give a calibration the names it has in the scores."""
-    return {
-        "spread_coverage": found.coverage,
-        "spread_coverage_expected": found.expected,
-        "spread_error_ratio": found.error_over_spread,
-        "spread_error_spearman": found.spearman,
-    }
+    return values_of(
+        CALIBRATION_METRICS,
+        calibration(made.estimate.expression[part], cells.expression[part], found),
+    )

@@ -1,6 +1,6 @@
 """Scores of new tissue: as many new cells as each real slice has, beside real and shuffled tissue.
 
-What two real tissues differ by is the yardstick: cells of the same slice that were not looked at
+What two real tissues differ by is the reference: cells of the same slice that were not looked at
 (of training, or the other half), and another slice. Chance is that real tissue, shuffled.
 """
 
@@ -14,24 +14,26 @@ from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.evaluation.clusters import TypedCells, clustered
-from alphastomics.evaluation.scores import NEIGHBOURS
+from alphastomics.evaluation.methods import (
+    MODEL,
+    OTHER_HALF,
+    OTHER_SLICE,
+    SAME_SLICE,
+    SHUFFLED,
+    SHUFFLED_GENES,
+)
+from alphastomics.evaluation.registry import NEIGHBOURS
+from alphastomics.evaluation.scores import tissue_scores
 from alphastomics.evaluation.tissue import (
     Tissue,
     measured_part,
     shuffled_genes,
     shuffled_places,
-    tissue_scores,
 )
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate
 from alphastomics.tasks import JOINT
 
-OURS, SAME, HALF, OTHER = (
-    "alphastomics",
-    "real, same slice",
-    "real, other half",
-    "real, other slice",
-)
 NUM_CLUSTERS = 10  # stand in for cell types where there are none
 
 
@@ -51,10 +53,10 @@ def joint_scores(
     weights: dict[str, float] = {}
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
-        compared, others = yardsticks(cells, known, number, seed)
+        compared, others = references(cells, known, number, seed)
         # As many cells as the real tissue has, so that neighbours are as near.
         ours = rows[: len(compared.position)]
-        new = {OURS: Tissue(whole.expression[ours], whole.position[ours]), **others}
+        new = {MODEL: Tissue(whole.expression[ours], whole.position[ours]), **others}
         new |= by_chance(next(iter(others.values())), seed)
         genes = usable_genes(cells, typed, number)
         for name, tissue in new.items():
@@ -109,7 +111,7 @@ def tissue_of(cells: InputCells, rows: Int64[np.ndarray, " M"]) -> Tissue:
     return Tissue(cells.expression[rows], cells.position[rows, : cells.dims])
 
 
-def yardsticks(
+def references(
     cells: InputCells, known: InputCells | None, number: int, seed: int
 ) -> tuple[Tissue, dict[str, Tissue]]:
     """Return the real tissue to compare with, and real tissues of other cells."""
@@ -127,20 +129,20 @@ def yardsticks(
 
     mine = cells.slice_names[number]
     if known is not None and known.position is not None:
-        add(SAME, known, lambda name: name == mine)
-    add(OTHER, cells, lambda name: name != mine)
-    if OTHER not in found and known is not None and known.position is not None:
-        add(OTHER, known, lambda name: name != mine)
+        add(SAME_SLICE, known, lambda name: name == mine)
+    add(OTHER_SLICE, cells, lambda name: name != mine)
+    if OTHER_SLICE not in found and known is not None and known.position is not None:
+        add(OTHER_SLICE, known, lambda name: name != mine)
     if found:
         return tissue_of(cells, rows), found
     halves = np.array_split(random.permutation(rows), 2)
-    return tissue_of(cells, halves[0]), {HALF: tissue_of(cells, halves[1])}
+    return tissue_of(cells, halves[0]), {OTHER_HALF: tissue_of(cells, halves[1])}
 
 
 def by_chance(real: Tissue, seed: int) -> dict[str, Tissue]:
     """Shuffle real tissue: its places alone, or each gene by itself."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        "shuffled": shuffled_places(real, generator),
-        "genes shuffled": shuffled_genes(real, generator),
+        SHUFFLED: shuffled_places(real, generator),
+        SHUFFLED_GENES: shuffled_genes(real, generator),
     }

@@ -14,15 +14,16 @@ from scipy.stats import chi2
 from alphastomics.errors import InputError
 from alphastomics.evaluation.calibration import error_and_spread
 from alphastomics.evaluation.expression import gene_correlations
+from alphastomics.evaluation.methods import MODEL, competes
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
-from alphastomics.evaluation.scores import MORAN_NEIGHBOURS
-from alphastomics.evaluation.table import bar_end, best_method, is_yardstick
+from alphastomics.evaluation.pairs import MORAN_NEIGHBOURS
+from alphastomics.evaluation.registry import METRICS, metric_named
+from alphastomics.evaluation.table import bar_end, best_method
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import Column, Curve, Findings, Inside, Path, Placed, Scores
 from alphastomics.report.groups import Groups, error_by_group, groups_of
 from alphastomics.report.packing import codes, packed, places, spanned
-from alphastomics.report.words import METRICS, OURS, words_of
 from alphastomics.tasks import TASKS
 
 MOST_POINTS = 200_000
@@ -244,15 +245,17 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
                 "mode": mode,
                 "title": TASKS[mode].title,
                 "methods": list(methods),
-                "ours": OURS,
+                "ours": MODEL,
                 "headlines": headlines,
-                "aside": [method for method in methods if is_yardstick(method)],
+                "aside": [method for method in methods if not competes(method)],
                 "metrics": [
                     {
                         "name": name,
                         "best": best_method(name, methods),
                         "full": bar_end(name, methods),
-                        **words_of(name)._asdict(),
+                        "label": metric_named(name).label,
+                        "better": metric_named(name).better,
+                        "meaning": metric_named(name).meaning,
                     }
                     for name in metrics
                 ],

@@ -79,7 +79,7 @@ const isOurs = (method, table) => method.startsWith(table.ours);
 
 function scoreBars(table, metric) {
   const values = table.methods.map((method) => table.values[method][metric.name]);
-  const arrow = { higher: "↑", lower: "↓", unknown: "" }[metric.better];
+  const arrow = { higher: "↑", lower: "↓", nearest: "", unknown: "" }[metric.better];
   const rows = table.methods.map((method, index) => {
     const row = element("div", { className: `bar-row${isOurs(method, table) ? " ours" : ""}${table.aside.includes(method) ? " oracle" : ""}` },
       element("span", { text: `${method}${method === metric.best ? " ★" : ""}` }), element("b", { text: shortNumber(values[index]) }), element("i"));
@@ -92,7 +92,7 @@ function scoreBars(table, metric) {
 function scoreTable(table) {
   const head = element("tr", {}, element("th", { text: "metric" }), ...table.methods.map((method) => element("th", { text: method })));
   const rows = table.metrics.map((metric) => {
-    const arrow = { higher: " ↑", lower: " ↓", unknown: "" }[metric.better];
+    const arrow = { higher: " ↑", lower: " ↓", nearest: "", unknown: "" }[metric.better];
     return element("tr", {}, element("td", { text: metric.label + arrow, title: metric.meaning }),
       ...table.methods.map((method) => element("td", { className: method === metric.best ? "best" : "", text: shortNumber(table.values[method][metric.name]) })));
   });

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from alphastomics.config import LayerConfig
 from alphastomics.config_file import LAYER_SECTION, parse_document
+from alphastomics.evaluation.registry import METRICS, Direction
 
 
 class Configuration(NamedTuple):
@@ -24,7 +25,7 @@ class Figure(NamedTuple):
 
     key: str
     title: str
-    better: Literal["lower", "higher"] | None
+    better: Direction | None
 
     @property
     def unit(self) -> str:
@@ -104,16 +105,21 @@ FIGURES = (
     Figure("val_loss", "validation loss", "lower"),
     Figure("val_expression", "validation loss, expression", "lower"),
     Figure("val_position", "validation loss, position", "lower"),
-    Figure("expression_mse", "expression MSE", "lower"),
-    Figure("pearson_gene_mean", "Pearson r of genes", "higher"),
-    Figure("moran_correlation", "Moran's I, correlation", "higher"),
-    Figure("moran_mae", "Moran's I, absolute error", "lower"),
-    Figure("cluster_ari", "ARI", "higher"),
-    Figure("cluster_nmi", "NMI", "higher"),
-    Figure("distance_mse", "distance MSE", "lower"),
-    Figure("procrustes", "Procrustes", "lower"),
-    Figure("spearman_mean", "Spearman of distances", "higher"),
-    Figure("knn_preservation", "kNN preservation", "higher"),
+    *(
+        Figure(name, METRICS[name].label, METRICS[name].better)
+        for name in (
+            "expression_mse",
+            "pearson_gene_mean",
+            "moran_correlation",
+            "moran_mae",
+            "cluster_ari",
+            "cluster_nmi",
+            "distance_mse",
+            "procrustes",
+            "spearman_mean",
+            "knn_preservation",
+        )
+    ),
     Figure("ms_per_step", "ms a step", "lower"),
     Figure("seconds", "seconds", "lower"),
 )

@@ -13,9 +13,10 @@ import pytest
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
+from alphastomics.evaluation.methods import MODEL
 from alphastomics.evaluation.ranks import distance_spearman
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.evaluate import OURS, evaluate
+from alphastomics.generation.evaluate import evaluate
 from benchmarks.ablation import runs as runs_module
 from benchmarks.ablation.commands import compare_configs
 from benchmarks.ablation.configurations import FIGURES, FOUR, Configuration, chosen
@@ -173,7 +174,7 @@ def test_scores_are_those_of_test(processed, tmp_path):
     ours = scores(module, cells, 3)
     settings = module.config.sampling.model_copy(update={"num_steps": 2})
     found = evaluate(module, cells, None, settings, 3)
-    theirs = found["expr_to_pos"][OURS] | found["pos_to_expr"][OURS]
+    theirs = found["expr_to_pos"][MODEL] | found["pos_to_expr"][MODEL]
     for key in ("distance_mse", "procrustes", "knn_preservation", "expression_mse", "moran_mae"):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-6), key
     few = held_out(processed, genes, "test", 11)

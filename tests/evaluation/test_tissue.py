@@ -6,6 +6,7 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from alphastomics.evaluation.clusters import TypedCells
+from alphastomics.evaluation.scores import tissue_scores
 from alphastomics.evaluation.tissue import (
     Tissue,
     gene_wasserstein,
@@ -13,7 +14,6 @@ from alphastomics.evaluation.tissue import (
     neighbour_types,
     shuffled_genes,
     shuffled_places,
-    tissue_scores,
     two_sample_auc,
     type_neighbour_distance,
     type_share_distance,

@@ -52,7 +52,7 @@ def test_without_a_baseline_that_applies_the_sentence_says_so():
 def test_oracles_chance_and_our_own_samples_are_no_rivals():
     methods = {
         "alphastomics": {"spearman_mean": 0.5},
-        "alphastomics, a sample": {"spearman_mean": 0.6},
+        "alphastomics sample": {"spearman_mean": 0.6},
         "class centroid oracle": {"spearman_mean": 0.9},
         "shuffled": {"spearman_mean": 0.7},
         "ridge": {"spearman_mean": 0.4},
@@ -71,7 +71,7 @@ def test_oracles_chance_and_our_own_samples_are_no_rivals():
     ],
 )
 def test_new_tissue_is_judged_by_how_well_it_is_told_from_real_cells(auc, grade, words):
-    methods = {"alphastomics": {"auc_cells": auc}, "real, another slice": {"auc_cells": 0.55}}
+    methods = {"alphastomics": {"auc_cells": auc}, "real, other slice": {"auc_cells": 0.55}}
     (verdict,) = verdicts({"joint": methods})
     assert (verdict.task, verdict.grade, verdict.baseline_score) == ("joint", grade, 0.55)
     assert f"AUC {auc:.2f} (other real cells 0.55)" in verdict.sentence

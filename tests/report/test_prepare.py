@@ -228,7 +228,7 @@ def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist(
         "expr_to_pos": {
             "alphastomics": {"zeta": 1.0, "procrustes": float("nan")},
             "MLP": {"zeta": 2.0},
-            "centroid oracle": {"zeta": 3.0},
+            "class centroid oracle": {"zeta": 3.0},
         },
         "other": {"alphastomics": {"zeta": 1.0}},
     }
@@ -237,7 +237,7 @@ def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist(
     assert table["headlines"] == ["procrustes"]
     assert table["metrics"][1]["better"] == "unknown"
     assert table["values"]["alphastomics"] == {"zeta": 1.0, "procrustes": None}
-    assert table["aside"] == ["centroid oracle"]
+    assert table["aside"] == ["class centroid oracle"]
     assert [metric["best"] for metric in table["metrics"]] == [None, "MLP"]
 
 

@@ -1,0 +1,32 @@
+"""Compared methods: the model, baselines, oracles that have seen the truth, real tissue, chance."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+Kind = Literal["model", "baseline", "oracle", "reference", "chance"]
+MODEL, MODEL_SAMPLE = "alphastomics", "alphastomics sample"
+CENTROIDS, TRUE_EXPRESSION = "class centroid oracle", "true expression"
+SAME_SLICE, OTHER_HALF, OTHER_SLICE = "real, same slice", "real, other half", "real, other slice"
+SHUFFLED, SHUFFLED_GENES = "shuffled", "genes shuffled"
+# All that is not listed is a baseline.
+KINDS: Mapping[str, Kind] = {
+    MODEL: "model",
+    MODEL_SAMPLE: "model",
+    CENTROIDS: "oracle",
+    TRUE_EXPRESSION: "oracle",
+    SAME_SLICE: "reference",
+    OTHER_HALF: "reference",
+    OTHER_SLICE: "reference",
+    SHUFFLED: "chance",
+    SHUFFLED_GENES: "chance",
+}
+
+
+def kind_of(method: str) -> Kind:
+    """Say what a compared method is."""
+    return KINDS.get(method, "baseline")
+
+
+def competes(method: str) -> bool:
+    """Say whether a method could be best: it has not seen the truth, and is not chance."""
+    return kind_of(method) in ("model", "baseline")
