@@ -71,6 +71,19 @@ def test_deterministic_reaches_sample_and_the_words_reach_the_console(
     assert "--num_steps: the estimate is one network call" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["test", "report"])
+def test_deterministic_reaches_the_other_commands_that_sample(command, monkeypatch):
+    """Each seeds before it works: what comes after is cut off."""
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    words = {
+        "test": ["--checkpoint", "none.ckpt", "--input_data", "none.h5ad"],
+        "report": [str(Path(__file__).parent.parent), "--checkpoint", "none.ckpt"],
+    }
+    assert main([command, *words[command], "--deterministic"]) == 2
+    assert asked == [True]
+
+
 def test_the_dimensions_of_a_synthetic_tissue_can_be_given(tmp_path):
     for dims in (2, 3):
         flags = ["--cells", "30", "--slices", "1", "--genes", "20", "--dims", str(dims)]
