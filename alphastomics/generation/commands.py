@@ -1,6 +1,5 @@
 """The commands `sample` and `test`: paths and settings enter, files and summaries leave."""
 
-import json
 import logging
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,7 +13,6 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
 from alphastomics.generation.cells import (
     Blank,
     InputCells,
@@ -41,6 +39,7 @@ from alphastomics.generation.output import (
     write_pt,
 )
 from alphastomics.generation.training_cells import training_cells
+from alphastomics.preprocessing.resume import write_receipt
 
 logger = logging.getLogger(__name__)
 
@@ -269,5 +268,5 @@ def test(
     else:
         known = training_cells(module, genes)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
-    write_text(target, json.dumps(scores, indent=2) + "\n")
+    write_receipt(target, scores)
     return {"output": str(target), **scores}
