@@ -30,6 +30,7 @@ from alphastomics.progress import track
 from alphastomics.seeds import seed_everything
 from alphastomics.utils.dataholder import DataHolder
 
+LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers
 ExtractMode = Literal["encoder", "transformer", "all_layers"]
 
 
@@ -89,7 +90,7 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
         order = np.argsort(labels.cell_id, kind="stable")
         sort_rows(drawn, ordered, shape, order)
         labels = labels.take(order)
-        require_space(output.parent, ordered.stat().st_size)
+        require_space(output.parent, ordered.stat().st_size + LABEL_BYTES * shape[0])
         verify = config.data.loading.verify_checksums
         names = cell_names(folder, metadata, labels.cell_id, verify=verify)
         content = columns(labels, names, metadata, mode)

@@ -96,7 +96,6 @@ REFUSED = {
     "batch size": {"training": {"batch_size": 32}},
     "fewer epochs": {"training": {"max_epochs": 1}},
     "time steps": {"diffusion": {"num_timesteps": 500}},
-    "heads": {"model": {"n_heads": 4}},
     "accumulation": {"training": {"accumulate_grad_batches": 2}},
 }
 

@@ -215,9 +215,10 @@ def test_a_killed_worker_is_one_line_and_its_work_stays(tiny: Tiny, door, work, 
 def test_columns_with_more_chunks_than_open_files(tmp_path, monkeypatch):
     write(tmp_path / "csc", only=make_slice(120, 12, 1, "csc"))
     write(tmp_path / "csr", only=make_slice(120, 12, 1, "csr"))
-    monkeypatch.setattr("alphastomics.preprocessing.transpose.MOST_OPEN_FILES", 8, raising=False)
+    for name in ("transpose.MOST_OPEN_FILES", "parts.MOST_OPEN_PARTS"):
+        monkeypatch.setattr(f"alphastomics.preprocessing.{name}", 8, raising=False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    used = len(list(Path("/proc/self/fd").iterdir()))
     settings = {"max_cells_per_file": 3}
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, hard))
     try:
