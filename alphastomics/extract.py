@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
@@ -26,10 +25,12 @@ from alphastomics.files import replacing, require_space, require_writable
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import SPLITS, Metadata
+from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.progress import track
 from alphastomics.seeds import seed_everything
 from alphastomics.utils.dataholder import DataHolder
 
+LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers
 ExtractMode = Literal["encoder", "transformer", "all_layers"]
 
 
@@ -89,8 +90,10 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
         order = np.argsort(labels.cell_id, kind="stable")
         sort_rows(drawn, ordered, shape, order)
         labels = labels.take(order)
-        require_space(output.parent, ordered.stat().st_size)
-        content = columns(labels, cell_names(folder, metadata, labels.cell_id), metadata, mode)
+        require_space(output.parent, ordered.stat().st_size + LABEL_BYTES * shape[0])
+        verify = config.data.loading.verify_checksums
+        names = cell_names(folder, metadata, labels.cell_id, verify=verify)
+        content = columns(labels, names, metadata, mode)
         with replacing(output) as partial:
             WRITERS[output.suffix](partial, stored(ordered, shape), content)
     shown = loaders[0].shape.set_size, loaders[0].draw.kind
@@ -297,20 +300,18 @@ def sort_rows(
 
 
 def cell_names(
-    folder: DataFolder, metadata: Metadata, cell_id: Int64[np.ndarray, " N"]
+    folder: DataFolder, metadata: Metadata, cell_id: Int64[np.ndarray, " N"], *, verify: bool
 ) -> list[str]:
     """Return the names that cells had in their h5ad files; `cell_id` is sorted."""
     names = [""] * len(cell_id)
     for split in SPLITS:
-        for shard in metadata.splits[split].shards:
-            with folder.open(shard.file) as source:
-                for part in pq.ParquetFile(source).iter_batches(columns=["cell_id", "obs_name"]):
-                    found = part["cell_id"].to_numpy()
-                    rows = np.searchsorted(cell_id, found).clip(max=len(cell_id) - 1)
-                    places = np.flatnonzero(cell_id[rows] == found)
-                    wanted = part["obs_name"].take(pa.array(places)).to_pylist()
-                    for row, name in zip(rows[places].tolist(), wanted, strict=True):
-                        names[row] = name
+        reader = ShardReader(folder, metadata, split, verify=verify)
+        for found, stored in map(reader.named_cells, reader.pieces):
+            rows = np.searchsorted(cell_id, found).clip(max=len(cell_id) - 1)
+            places = np.flatnonzero(cell_id[rows] == found)
+            wanted = stored.take(pa.array(places)).to_pylist()
+            for row, name in zip(rows[places].tolist(), wanted, strict=True):
+                names[row] = name
     return names
 
 

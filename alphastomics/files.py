@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from alphastomics.errors import InputError
 
 PARTIAL_SUFFIX = ".partial"
+PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.ASCII | re.DOTALL)
 CHUNK_BYTES = 1 << 20
 
 
@@ -22,7 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
     put a file or a symbolic link there. It lies beside the target, since a rename is one step only
     within a file system.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    partial = partial_of(path)
     try:
         create_exclusively(partial)
         yield partial
@@ -41,6 +43,16 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def partial_of(path: Path) -> Path:
+    """Return a new temporary name beside a file."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+
+
+def is_partial(path: Path) -> bool:
+    """Tell a temporary name of ours from a hidden file of somebody else's."""
+    return PARTIAL_NAME.fullmatch(path.name) is not None
+
+
 def create_exclusively(path: Path) -> None:
     """Create an empty file; a name that exists, be it a link to nowhere, is an error."""
     flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY
@@ -55,7 +67,7 @@ def is_full(folder: Path) -> bool:
 
 def require_writable(path: Path) -> None:
     """Refuse a file that cannot be written where it is to be, before any work is done."""
-    probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    probe = partial_of(path)
     try:
         create_exclusively(probe)
     except OSError as error:
@@ -65,10 +77,13 @@ def require_writable(path: Path) -> None:
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for: half-way, some libraries fail badly."""
+    """Refuse to begin what the disk has no room for: half-way, some libraries fail badly.
+
+    HDF5 takes the process down when a file's own tables no longer fit: a chunk is left for them.
+    """
     import shutil
 
-    if shutil.disk_usage(folder).free < num_bytes:
+    if shutil.disk_usage(folder).free < num_bytes + CHUNK_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 
 

@@ -28,6 +28,7 @@ from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
+from alphastomics.preprocessing.resume import load_receipt, write_receipt
 from alphastomics.preprocessing.schema import Metadata
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def held_out_run(
         config, path = plan.config, folder.path
     done = path / "judged.json"
     if request.resume is not None and done.is_file():
-        return dict(json.loads(done.read_text(encoding="utf-8")))
+        return read_judged(done)
     refuse_another_run(folder, request)
     inner = request._replace(overwrite=True) if request.resume is None else request
     summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
@@ -158,8 +159,19 @@ def held_out_run(
         "scores": scores,
     }
     judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
-    write_text(done, json.dumps(judged, indent=2) + "\n")
+    write_receipt(done, judged)
     return judged
+
+
+def read_judged(path: Path) -> dict[str, Any]:
+    """Read what an earlier call found; the number of epochs of the last training depends on it."""
+    record = load_receipt(path)
+    if record is None:
+        raise InputError(
+            f"{path}: damaged: its content differs from its checksum; remove it, and the model is "
+            "judged again"
+        )
+    return record
 
 
 def refuse_another_run(folder: RunFolder, request: Request) -> None:

@@ -34,6 +34,7 @@ from alphastomics.hub import (
     markdown_table,
     plain,
 )
+from alphastomics.preprocessing.resume import CHECKSUM_KEY, unaltered, write_receipt
 
 RECORD_FILE = "record.json"
 REPORT_FILE = "report.json"  # what `train` writes at the end of a run
@@ -99,20 +100,24 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read a JSON file that has to be a mapping."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path}: not JSON: it is damaged; remove it, or write it again"
         ) from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected keys and values; remove it, or write it again")
-    return content
+    if not unaltered(content):
+        raise InputError(
+            f"{path}: altered: its content differs from its checksum; remove it, or write it again"
+        )
+    return {key: value for key, value in content.items() if key != CHECKSUM_KEY}
 
 
 def write_model(folder: Path, model: TrainedModel, name: str, licence: Licence) -> None:
     """Write a model folder; only its own four files are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CARD_FILE, model_card(model, name, licence))
-    write_text(folder / RECORD_FILE, json.dumps(model.record, indent=2) + "\n")
+    write_receipt(folder / RECORD_FILE, model.record)
     export_weights(model.module, model.genes, folder)
 
 

@@ -31,7 +31,7 @@ from numpy.random import Generator, SeedSequence, default_rng
 from alphastomics import __version__
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, output_folder, write_text
+from alphastomics.files import PARTIAL_SUFFIX, is_partial, output_folder, write_text
 from alphastomics.h5ad import write_h5ad
 from alphastomics.progress import track
 
@@ -382,7 +382,7 @@ def prepare_folder(
     settings: SimulationConfig, seed: int, output_dir: Path, *, overwrite: bool
 ) -> None:
     """Remove what is in the way, and write down what this tissue is."""
-    for leftover in output_dir.glob(f".*{PARTIAL_SUFFIX}"):
+    for leftover in filter(is_partial, output_dir.glob(f".*{PARTIAL_SUFFIX}")):
         leftover.unlink()
     if overwrite:
         for name in own_slices(output_dir):

@@ -96,7 +96,7 @@ MAP = {
         "seeds",
         "utils",
     },
-    "hub_model": {"diffusion_model", "errors", "files", "hub"},
+    "hub_model": {"diffusion_model", "errors", "files", "hub", "preprocessing"},
     "api": {
         "cli_flags",
         "config",

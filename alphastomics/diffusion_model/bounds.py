@@ -32,11 +32,14 @@ ZIP_ERRORS = (
 )
 
 MOST_EXPANDED = 1 << 30  # bytes of a tensor that shows fewer stored ones several times
+# Bytes that are no tensors, of a model and of a file of cells with their names: every one of them
+# can become an object of some 64 bytes.
+MOST_PICKLED, MOST_PICKLED_CELLS = 8 << 20, 128 << 20
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def require_bounded_archive(path: Path, kind: str) -> int:
+def require_bounded_archive(path: Path, kind: str, most_pickled: int) -> int:
     """Refuse an archive that unpacks to more than its file; return the size of its pickle."""
     try:
         if not zipfile.is_zipfile(path):
@@ -52,7 +55,12 @@ def require_bounded_archive(path: Path, kind: str) -> int:
         raise InputError(
             f"{path}: not {kind}: it would unpack to more than its file holds, and was not opened"
         )
-    return sum(m.file_size for m in members if m.filename.endswith("data.pkl"))
+    pickled = sum(m.file_size for m in members if m.filename.endswith("data.pkl"))
+    if pickled > most_pickled:
+        raise InputError(
+            f"{path}: not {kind}: {pickled:,} bytes of it are no tensors, and were not opened"
+        )
+    return pickled
 
 
 def require_bounded_content(content: Any, num_bytes: int, path: Path) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from alphastomics import __version__
 from alphastomics.config_file import parse_document, to_document
 from alphastomics.diffusion_model.bounds import (
+    MOST_PICKLED,
     Shapes,
     require_bounded_archive,
     require_bounded_content,
@@ -125,9 +126,9 @@ class SealedCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path))
 
 
-def load_plain(path: Path, kind: str) -> Any:
+def load_plain(path: Path, kind: str, most_pickled: int) -> Any:
     """Read what `torch.save` wrote, if it is tensors and plain data; nothing in it is ever run."""
-    pickle_bytes = require_bounded_archive(path, kind)
+    pickle_bytes = require_bounded_archive(path, kind, most_pickled)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -149,7 +150,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is a folder, and of no model; give {here}")
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
-    content = load_plain(path, "a checkpoint of AlphaSTomics")
+    content = load_plain(path, "a checkpoint of AlphaSTomics", MOST_PICKLED)
     if not isinstance(content, dict) or OWN_KEY not in content or SEAL_KEY not in content:
         raise InputError(f"{path}: not a checkpoint of AlphaSTomics")
     found = content[OWN_KEY].get("format") if isinstance(content[OWN_KEY], dict) else None

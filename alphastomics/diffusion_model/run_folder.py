@@ -24,16 +24,18 @@ from alphastomics.config import Config
 from alphastomics.config_file import to_yaml
 from alphastomics.errors import InputError
 from alphastomics.files import output_folder, write_text
+from alphastomics.preprocessing.resume import unaltered
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
 WRITTEN = (
     *("config.yaml", "environment.json", "metrics.csv", "status.json", "report.json"),
     *("judged.json", "plan.json", "verdict.json"),
 )
-# Files below the run's folder that a run writes; everything else there is the user's.
+# Files below the run's folder that a run writes; everything else there is the user's. The last
+# checkpoint comes first: where it is tells a killed process which of two runs is complete.
 OWN_PATTERNS = (
-    *WRITTEN,
     "checkpoints/last.ckpt",
+    *WRITTEN,
     "checkpoints/epoch*-step*.ckpt",
     "export/model.safetensors",
     "export/config.json",
@@ -147,7 +149,8 @@ class RunFolder:
         if not self.replaced.is_dir():
             return
         if not self.has_checkpoint():
-            _move(self.own_files(self.replaced), self.replaced, self.path)
+            # The last checkpoint returns last, so that a second kill finds the rest still to do.
+            _move(self.own_files(self.replaced)[::-1], self.replaced, self.path)
         self.discard_replaced()
 
     @rank_zero_only
@@ -211,11 +214,12 @@ def best_checkpoint(folder: RunFolder) -> Path:
     summary = folder.path / "report.json"
     if summary.is_file():
         try:
-            named = Path(json.loads(summary.read_text(encoding="utf-8"))["best_checkpoint"])
+            record = json.loads(summary.read_text(encoding="utf-8"))
+            named = Path(record["best_checkpoint"])
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"{summary}: damaged; name the checkpoint with --checkpoint"
-            ) from error
+            raise damaged_summary(summary) from error
+        if not unaltered(record):
+            raise damaged_summary(summary)
         # By its name alone: the folder may have been moved since.
         best = folder.checkpoints / named.name
         if best.is_file():
@@ -223,6 +227,11 @@ def best_checkpoint(folder: RunFolder) -> Path:
     if not folder.last.is_file():
         raise InputError(f"{folder.path}: has no checkpoint yet; wait for one, or name another run")
     return folder.last
+
+
+def damaged_summary(path: Path) -> InputError:
+    """Say that what a run wrote at its end cannot be relied on."""
+    return InputError(f"{path}: damaged; name the checkpoint with --checkpoint")
 
 
 def checkpoint_of(path: Path) -> Path:

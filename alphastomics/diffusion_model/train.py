@@ -1,6 +1,5 @@
 """A training run: a config and a processed folder enter, a run folder with checkpoints leaves."""
 
-import json
 import logging
 import warnings
 from collections.abc import Sequence
@@ -45,10 +44,10 @@ from alphastomics.diffusion_model.spread import (
 from alphastomics.diffusion_model.tracking import wandb_logger
 from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
 from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
+from alphastomics.preprocessing.resume import write_receipt
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.seeds import seed_everything
 
@@ -385,6 +384,6 @@ def conclude(
         summary["milliseconds_per_step"] = split.table()
     module, genes = load_module(best)
     summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
-    write_text(folder.path / "report.json", json.dumps(summary, indent=2) + "\n")
+    write_receipt(folder.path / "report.json", summary)
     folder.mark("finished", step=trainer.global_step)
     return summary

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config
+from alphastomics.diffusion_model.bounds import MOST_PICKLED_CELLS
 from alphastomics.diffusion_model.checkpoint import load_plain
 from alphastomics.errors import InputError
 from alphastomics.files import require_file
@@ -320,7 +321,8 @@ def dense(reader: ShardReader, table: CellTable) -> Float32[np.ndarray, "N G"]:
 def read_pt(path: Path, num_genes: int) -> InputCells:
     """Read tensors `expression` (N, G) and `positions` (N, 2 or 3), normalised as in training."""
     require_file(path)
-    content = load_plain(path, "a file of tensors, saved by torch.save({'expression': …}, path)")
+    kind = "a file of tensors, saved by torch.save({'expression': …}, path)"
+    content = load_plain(path, kind, MOST_PICKLED_CELLS)
     if not isinstance(content, dict) or not {"expression", "positions"} & set(content):
         raise InputError(f"{path}: expected a dict with 'expression' or 'positions'")
     expression, position = content.get("expression"), content.get("positions")

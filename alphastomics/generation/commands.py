@@ -1,6 +1,5 @@
 """The commands `sample` and `test`: paths and settings enter, files and summaries leave."""
 
-import json
 import logging
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,7 +13,6 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
 from alphastomics.generation.cells import (
     Blank,
     InputCells,
@@ -42,6 +40,7 @@ from alphastomics.generation.output import (
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.preprocessing.query_fit import check_units
+from alphastomics.preprocessing.resume import write_receipt
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -289,5 +288,5 @@ def test(
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
-    write_text(target, json.dumps(scores, indent=2) + "\n")
+    write_receipt(target, scores)
     return {"output": str(target), **scores}

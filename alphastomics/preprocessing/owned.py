@@ -7,7 +7,7 @@ is complete. A file that no record lists belongs to the user, whatever its name.
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import resume
@@ -84,18 +84,28 @@ def remember_replaced(work: Path, names: Iterable[str]) -> None:
 
 
 def replaced(work: Path) -> list[str]:
-    """Return the old files that were to go."""
-    record = resume.load_receipt(work / REPLACED_FILE)
-    return [] if record is None else [str(name) for name in record["files"]]
+    """Return the old files that were to go: names that this program gives, and no others."""
+    names = (resume.load_receipt(work / REPLACED_FILE) or {}).get("files")
+    return [name for name in names if is_own_name(name)] if isinstance(names, list) else []
+
+
+def is_own_name(name: Any) -> TypeGuard[str]:
+    """Tell a name that this program gives to a file of a dataset from any other, or a path."""
+    return isinstance(name, str) and (
+        name in (STATISTICS_FILE, DATASET_FILE, SCALING_FILE, METADATA_FILE)
+        or PART_FILE.fullmatch(name) is not None
+        or SHARD_FILE.fullmatch(name) is not None
+    )
 
 
 def moved_in(work: Path, folder: Path, pattern: str) -> list[str]:
     """List files that a killed run had already moved to their place, by its receipts."""
     found = []
     for path in sorted(work.glob(pattern)):
-        receipt = resume.load_receipt(path)
-        if receipt and resume.is_file_of(folder / receipt["file"], receipt["sha256"]):
-            found.append(str(receipt["file"]))
+        receipt = resume.load_receipt(path) or {}
+        name = receipt.get("file")
+        if is_own_name(name) and resume.is_file_of(folder / name, receipt.get("sha256")):
+            found.append(name)
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, sha256_of, write_text
+from alphastomics.files import PARTIAL_SUFFIX, is_partial, sha256_of, write_text
 
 REQUEST_FILE = "request.json"
 CHECKSUM_KEY = "record_sha256"
@@ -50,6 +50,11 @@ def checksum_holds(record: Any) -> bool:
     return isinstance(record, dict) and record.get(CHECKSUM_KEY) == checksum_of(record)
 
 
+def unaltered(record: dict[str, Any]) -> bool:
+    """Tell whether a record is as it was written; one of a version before 0.2 has no checksum."""
+    return CHECKSUM_KEY not in record or checksum_holds(record)
+
+
 def load_receipt(path: Path) -> dict[str, Any] | None:
     """Read a receipt or a request; None where there is none, or one that was altered."""
     record = load(path)
@@ -58,7 +63,7 @@ def load_receipt(path: Path) -> dict[str, Any] | None:
     return {key: value for key, value in record.items() if key != CHECKSUM_KEY}
 
 
-def is_file_of(path: Path, digest: str) -> bool:
+def is_file_of(path: Path, digest: Any) -> bool:
     """Tell whether a file is there and has this sha256."""
     return path.is_file() and sha256_of(path) == digest
 
@@ -129,15 +134,16 @@ def first_file(folder: Path, ignored: Collection[str] = ()) -> Path | None:
     """Return the first thing in a folder that no killed run left under a temporary name."""
     if not folder.is_dir():
         return None
-    paths = [path for path in folder.iterdir() if not path.name.endswith(PARTIAL_SUFFIX)]
+    paths = [path for path in folder.iterdir() if not is_partial(path)]
     return min((path for path in paths if path.name not in ignored), default=None)
 
 
 def remove_partial_files(*folders: Path) -> None:
-    """Remove what a killed run left under its temporary names."""
+    """Remove what a killed run left under its temporary names; other names are not ours."""
     for folder in folders:
         for path in folder.glob(f".*{PARTIAL_SUFFIX}"):
-            path.unlink(missing_ok=True)
+            if is_partial(path):
+                path.unlink(missing_ok=True)
 
 
 def write_receipt(path: Path, value: dict[str, Any]) -> None:

@@ -165,6 +165,11 @@ class ShardReader:
         found = self._read_columns(piece, ["obs_name"])["obs_name"].to_pylist()
         return found[piece.start : piece.stop]
 
+    def named_cells(self, piece: Piece) -> tuple[Int64[np.ndarray, " N"], pa.ChunkedArray]:
+        """Return the numbers of a row group's cells, and their names in the input."""
+        table = self._read_columns(piece, ["cell_id", "obs_name"])
+        return table["cell_id"].to_numpy(), table["obs_name"]
+
     def _damaged(self, record: ShardRecord, error: Exception) -> InputError:
         said = quoted(error, 150)
         return InputError(f"{self.folder.name_of(record.file)}: cannot be read ({said}): {DAMAGED}")

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,9 +29,9 @@ def contents(folder: RunFolder) -> dict[str, str]:
     }
 
 
-def stopped_at(batch: int, error: BaseException) -> pytest.MonkeyPatch:
+@contextmanager
+def stopped_at(batch: int, error: BaseException) -> Iterator[None]:
     """Have training fail before its n-th batch, counted over all epochs."""
-    patch = pytest.MonkeyPatch()
     original, seen = AlphaSTomicsModule.training_step, [0]
 
     def training_step(self, *args):
@@ -38,17 +40,17 @@ def stopped_at(batch: int, error: BaseException) -> pytest.MonkeyPatch:
         seen[0] += 1
         return original(self, *args)
 
-    patch.setattr(AlphaSTomicsModule, "training_step", training_step)
-    return patch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AlphaSTomicsModule, "training_step", training_step)
+        with pytest.raises(type(error)):
+            yield
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), InputError("bad"), SystemExit(143)])
 def test_an_overwritten_run_stays_until_the_new_one_has_a_checkpoint(run, tmp_path, error):
     before = contents(run("same"))
-    patch = stopped_at(0, error)
-    with pytest.raises(type(error)):
+    with stopped_at(0, error):
         run("same", OVER, seed={"global_seed": 9})
-    patch.undo()
     assert contents(RunFolder(tmp_path / "same")) == before
 
 
@@ -94,21 +96,18 @@ REFUSED = {
     "batch size": {"training": {"batch_size": 32}},
     "fewer epochs": {"training": {"max_epochs": 1}},
     "time steps": {"diffusion": {"num_timesteps": 500}},
-    "heads": {"model": {"n_heads": 4}},
     "accumulation": {"training": {"accumulate_grad_batches": 2}},
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("cut", [None, 8], ids=["between epochs", "within an epoch"])
+@pytest.mark.parametrize("cut", [None, 7], ids=["between epochs", "within an epoch"])
 def test_a_refused_resume_writes_nothing(what, cut, run, tmp_path):
     if cut is None:
         run("run")
     else:
-        patch = stopped_at(cut, Cut())
-        with pytest.raises(Cut):
+        with stopped_at(cut, Cut()):
             run("run")
-        patch.undo()
     folder = RunFolder(tmp_path / "run")
     before = contents(folder)
     with pytest.raises(InputError):
@@ -130,14 +129,12 @@ def test_a_resume_on_other_data_is_refused_between_epochs_too(run, processed, tm
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("batch", [1, 3, 5, 6])
+@pytest.mark.parametrize("batch", [1, 5])
 def test_a_run_cut_between_two_updates_resumes_to_the_same_bits(batch, run):
     sections = {"training": {"accumulate_grad_batches": 3, "max_epochs": 3}}
     whole = run("whole", **sections)
-    patch = stopped_at(batch, Cut())
-    with pytest.raises(Cut):
+    with stopped_at(batch, Cut()):
         run("cut", **sections)
-    patch.undo()
     resumed = run("cut", LAST, **sections)
     assert equal(weights(resumed), weights(whole))
     assert logged(resumed) == logged(whole)
@@ -182,11 +179,46 @@ def test_a_users_own_files_in_the_run_folder_survive_overwriting(run):
     assert [path.read_text() for path in mine] == ["mine", "mine"]
 
 
+def killed_after(moves: int | None, step: Callable[[], None]) -> None:
+    """Stop before a move of a file, as `kill -9` might."""
+    done, original = [], Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if len(done) == moves:
+            raise Cut
+        done.append(target)
+        return original(self, target)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Cut):
+        patch.setattr(Path, "replace", replace)
+        step()
+
+
 def test_a_run_killed_while_it_replaced_another_brings_that_one_back(run, tmp_path: Path):
-    before = contents(run("same"))
-    folder = RunFolder(tmp_path / "same")
-    folder.set_aside()  # killed right after this
-    folder.mark("running")
+    whole = run("same")
+    before = contents(whole)
+    for aside in (1, 2, 5, None):
+        for back in (0, 1, 4, None):
+            folder = RunFolder(tmp_path / f"{aside}-{back}")
+            shutil.copytree(whole.path, folder.path)
+            killed_after(aside, folder.set_aside)
+            if aside is None:
+                folder.mark("running")
+            killed_after(back, folder.recover)
+            folder.recover()
+            assert contents(folder) == before, (aside, back)
+    whole.set_aside()
     with pytest.raises(InputError, match="holds a run already"):
         run("same")
-    assert contents(folder) == before
+    assert contents(whole) == before
+
+
+def test_an_altered_summary_of_a_run_is_not_relied_on(run):
+    from alphastomics.diffusion_model.run_folder import best_checkpoint
+
+    folder = run("run")
+    path = folder.path / "report.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "best_checkpoint": "epoch0009-step0000001.ckpt"}))
+    with pytest.raises(InputError, match=r"report\.json: damaged"):
+        best_checkpoint(folder)

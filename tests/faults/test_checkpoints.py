@@ -155,10 +155,19 @@ def test_a_flipped_bit_in_the_end_record_is_noticed_or_harmless(bit, tiny, work)
         assert digest(found) == digest(read_checkpoint(tiny.checkpoint))
 
 
-def test_a_compressed_checkpoint_is_refused_before_it_takes_memory(tiny, work):
+def test_a_compressed_checkpoint_is_refused_before_it_takes_memory(work, monkeypatch):
     with zipfile.ZipFile(work / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"]" + b"\x8c\x01aa" * 1_000_000)
+    monkeypatch.setattr(torch, "load", lambda *_args, **_kwargs: pytest.fail("it was opened"))
     with pytest.raises(InputError, match="unpack to more"):
+        read_checkpoint(work / "bomb.ckpt")
+
+
+def test_a_checkpoint_of_small_objects_is_refused_before_it_takes_memory(work, monkeypatch):
+    with zipfile.ZipFile(work / "bomb.ckpt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02(" + b"]" * (9 << 20) + b"l.")
+    monkeypatch.setattr(torch, "load", lambda *_args, **_kwargs: pytest.fail("it was opened"))
+    with pytest.raises(InputError, match="no tensors"):
         read_checkpoint(work / "bomb.ckpt")
 
 

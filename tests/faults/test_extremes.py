@@ -133,7 +133,7 @@ def test_linear_algebra_of_what_is_not_finite_is_one_line(tiny: Tiny, door, monk
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("extreme", [1e30, 1e37])
+@pytest.mark.parametrize("extreme", [1e25, 1e30])
 def test_extreme_positions_give_numbers_or_a_refusal(extreme, tiny: Tiny, door, work):
     def stretch(data) -> None:
         data.obsm["spatial"] = np.asarray(data.obsm["spatial"], np.float64) * extreme
@@ -144,6 +144,20 @@ def test_extreme_positions_give_numbers_or_a_refusal(extreme, tiny: Tiny, door, 
     require_no_accident(outcome)
     if outcome.status == 0:
         assert np.isfinite(anndata.read_h5ad(work / "made.h5ad").layers["generated"]).all()
+
+
+def test_log_normalised_values_are_not_normalised_again(tiny: Tiny, door, work):
+    def normalise(data) -> None:
+        counts = data.X.toarray() if hasattr(data.X, "toarray") else np.asarray(data.X)
+        data.X = np.log1p(1e4 * counts / counts.sum(1, keepdims=True)).astype(np.float32)
+
+    found = []
+    for name, change in (("counts", lambda data: None), ("logged", normalise)):
+        path = changed(tiny, work / f"{name}.h5ad", change)
+        done(door("extract", *model(tiny), "--input_data", path, "--output", f"{name}.out.h5ad"))
+        made = anndata.read_h5ad(work / f"{name}.out.h5ad").obsm
+        found.append(np.concatenate([made[key] for key in sorted(made)], axis=1))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
 
 def test_row_numbers_are_no_names_of_cells(tiny: Tiny, door, work):
@@ -163,13 +177,8 @@ def nullable_index(data) -> None:
     data.obs.index = pd.Index(data.obs_names.to_list(), dtype="string")
 
 
-def nullable_column(data) -> None:
-    data.obs["note"] = pd.array(["a", None] * (data.n_obs // 2), dtype="string")
-
-
-@pytest.mark.parametrize("change", [nullable_index, nullable_column], ids=["index", "column"])
-def test_nullable_text_is_copied(change, tiny: Tiny, door, work):
-    path = changed(tiny, work / "in.h5ad", change)
+def test_a_nullable_index_is_copied(tiny: Tiny, door, work):
+    path = changed(tiny, work / "in.h5ad", nullable_index)
     done(door("sample", *model(tiny), "--input_data", path, "--output", "made.h5ad"))
     made = anndata.read_h5ad(work / "made.h5ad")
     assert list(made.obs_names) == list(anndata.read_h5ad(path).obs_names)
@@ -185,30 +194,33 @@ def test_extract_on_a_full_disk_is_one_line(output, tiny: Tiny, door, monkeypatc
     refused(door(*line, "--output", output), "No space left")
 
 
-def test_a_killed_worker_is_one_line_and_its_work_stays(tmp_path, monkeypatch):
+def test_a_killed_worker_is_one_line_and_its_work_stays(tiny: Tiny, door, work, monkeypatch):
     from concurrent.futures.process import BrokenProcessPool
 
     from alphastomics.preprocessing.tasks import Crew
 
-    source = write(tmp_path / "in", one=make_slice(40, 12, 1), two=make_slice(40, 12, 2))
-
     def broken(self, futures):
         raise BrokenProcessPool("killed")
 
+    line = ("preprocess", "--input_dir", tiny.slices, "--output_dir", "out")
     with monkeypatch.context() as patch:
         patch.setattr(Crew, "_as_completed", broken)
-        with pytest.raises(MemoryError, match="ended from outside"):
-            run(source, tmp_path / "out", workers=2)
-    run(source, tmp_path / "out")
+        outcome = door(*line, "--workers", 2)
+    assert outcome.status == MISTAKE
+    assert "Traceback" not in outcome.err
+    assert "ended from outside" in outcome.err.splitlines()[-1]
+    done(door(*line))
 
 
-def test_columns_with_more_chunks_than_open_files(tmp_path):
-    write(tmp_path / "csc", only=make_slice(700, 12, 1, "csc"))
-    write(tmp_path / "csr", only=make_slice(700, 12, 1, "csr"))
+def test_columns_with_more_chunks_than_open_files(tmp_path, monkeypatch):
+    write(tmp_path / "csc", only=make_slice(120, 12, 1, "csc"))
+    write(tmp_path / "csr", only=make_slice(120, 12, 1, "csr"))
+    for name in ("transpose.MOST_OPEN_FILES", "parts.MOST_OPEN_PARTS"):
+        monkeypatch.setattr(f"alphastomics.preprocessing.{name}", 8, raising=False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(list(Path("/proc/self/fd").iterdir()))
     settings = {"max_cells_per_file": 3}
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 180, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, hard))
     try:
         run(tmp_path / "csc", tmp_path / "one", **settings)
     finally:
@@ -248,52 +260,35 @@ def test_a_missing_filter_is_no_damage(tmp_path):
         raise OSError("Can't read data (required filter 'blosc' is not registered)")
 
 
-def test_a_small_slice_is_left_out_of_the_scores_and_named(caplog):
-    from alphastomics.generation.cells import InputCells, with_enough_cells
-
-    codes = np.array([0] * 20 + [1] * 4 + [2] * 30)
-    cells = InputCells(
-        np.arange(54, dtype=np.float32)[:, None],
-        np.ones((3, 1), bool),
-        np.zeros((54, 3)),
-        2,
-        codes,
-        ["a", "tiny", "c"],
-        [f"c{row}" for row in range(54)],
-        None,
-    )
-    kept = with_enough_cells(cells, 11)
-    assert kept.slice_names == ["a", "c"]
-    assert np.bincount(kept.slice_id).tolist() == [20, 30]
-    assert kept.expression[20, 0] == 24
-    assert "tiny" in caplog.text
-    with pytest.raises(InputError, match="no slice has"):
-        with_enough_cells(cells, 99)
+def test_a_small_slice_is_left_out_of_the_scores_and_named(tiny: Tiny, door, work):
+    shutil.copytree(tiny.slices, work / "in")
+    data = anndata.read_h5ad(tiny.slice)[:10].copy()
+    data.obs_names = [f"few_{row}" for row in range(10)]
+    data.write_h5ad(work / "in/few.h5ad")
+    done(door("preprocess", "--input_dir", "in", "--output_dir", "out"))
+    line = ("test", *model(tiny), "--data_dir", "out", "--split", "train", "--no_report")
+    outcome = door(*line, "--output", "scores.json")
+    done(outcome)
+    assert "few" in outcome.err
 
 
 @pytest.mark.parametrize("command", ["sample", "test", "report", "extract"])
 def test_a_target_that_cannot_be_written_is_noticed_before_the_work(
     command, tiny: Tiny, door, monkeypatch
 ):
-    from alphastomics import files
-
-    def read_only(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
     def work_done(*_args, **_kwargs):
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr(files, "create_exclusively", read_only)
-    monkeypatch.setattr("alphastomics.diffusion_model.checkpoint.load_plain", work_done)
+    monkeypatch.setattr(torch, "load", work_done)
     lines = {
-        "sample": ("--input_data", tiny.slice, "--output", "made.h5ad"),
-        "test": ("--data_dir", tiny.processed, "--output", "made.json"),
-        "report": ("--data_dir", tiny.processed, "--output", "made.html"),
-        "extract": ("--data_dir", tiny.processed, "--output", "made.npz"),
+        "sample": ("--input_data", tiny.slice, "--output", "/proc/made.h5ad"),
+        "test": ("--data_dir", tiny.processed, "--output", "/proc/made.json"),
+        "report": ("--data_dir", tiny.processed, "--output", "/proc/made.html"),
+        "extract": ("--data_dir", tiny.processed, "--output", "/proc/made.npz"),
     }
     where = (tiny.run,) if command == "report" else ()
     given = model(tiny)[: 2 if command == "report" else 4]
-    refused(door(command, *where, *given, *lines[command]), "Permission denied")
+    refused(door(command, *where, *given, *lines[command]), "/proc/made")
 
 
 def test_slices_in_other_units_and_without_extent_are_named(tmp_path, caplog):
@@ -306,18 +301,17 @@ def test_slices_in_other_units_and_without_extent_are_named(tmp_path, caplog):
     assert any("slice s2: all its cells lie at one position" in line for line in said)
 
 
-def test_data_from_which_nothing_can_be_learned_is_said(tmp_path):
-    from alphastomics.diffusion_model.sanity import without_variation
-    from alphastomics.preprocessing.batch_loader import create_dataloaders
+def test_data_from_which_nothing_can_be_learned_is_said(tiny: Tiny, door, work):
+    def constant(data) -> None:
+        data.X = np.full(data.shape, 3, np.float32)
+        data.obsm["spatial"] = np.asarray(data.obsm["spatial"]) * 0 + 5
 
-    data = make_slice(60, 12, 1)
-    data.X = data.X * 0 + 3 if isinstance(data.X, np.ndarray) else data.X.multiply(0).tocsr()
-    data.obsm["spatial"] = data.obsm["spatial"] * 0 + 5
-    run(write(tmp_path / "in", only=data), tmp_path / "out")
-    training, *_ = create_dataloaders(tmp_path / "out", batch_size=16, num_workers=0)
-    said = " ".join(without_variation(next(iter(training))))
-    assert "genes are constant" in said
-    assert "at one position" in said
+    changed(tiny, work / "in/one.h5ad", constant)
+    done(door("preprocess", "--input_dir", "in", "--output_dir", "out"))
+    outcome = door("train", "--config", tiny.config, "--data_dir", "out", "--batch_size", 8)
+    done(outcome)
+    assert "genes are constant" in outcome.err
+    assert "at one position" in outcome.err
 
 
 def test_skipped_updates_are_said(tiny: Tiny, door, work, monkeypatch):

@@ -71,6 +71,18 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.parametrize("output", ["made.npz", "made.pt", "made.h5"])
+@pytest.mark.parametrize("room", [6_000, 16_000])
+def test_embeddings_that_find_no_room_are_one_line(output, room, tiny, door, small_disk):
+    (small_disk / "filler").write_bytes(bytes(48 * 1024 - room))
+    given = ("--checkpoint", tiny.checkpoint, "--data_dir", tiny.processed)
+    outcome = door("extract", *given, "--output", small_disk / output)
+    assert outcome.status == MISTAKE, outcome.err
+    assert "Traceback" not in outcome.err
+    assert "No space left on device" in outcome.err.splitlines()[-1]
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulate", "preprocess", "train", "sample", "extract"])
 def test_a_disk_that_is_really_full(name, tiny, small_disk):

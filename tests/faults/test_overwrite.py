@@ -9,8 +9,9 @@ import anndata
 import numpy as np
 import pytest
 
+from alphastomics.preprocessing import resume
 from tests.faults.conftest import Tiny
-from tests.faults.door import done, refused
+from tests.faults.door import DONE, done, refused
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -32,7 +33,7 @@ def with_nan(source: Path, target: Path) -> None:
 
 
 # D1: where the input lies in the output, and the words of the refusal without the flag.
-INPUT_PLACES = ["out/data", "out/data/deeper", "out/_intermediate_slices", "out"]
+INPUT_PLACES = ["out/data", "out/data/deeper", "out/_intermediate_slices"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--overwrite",)], ids=["plain", "overwrite"])
@@ -43,9 +44,8 @@ def test_preprocess_never_removes_its_input(place, flags, tiny: Tiny, door, work
     outcome = door("preprocess", "--input_dir", place, "--output_dir", "out", *flags)
     left = contents(work / place)
     assert before.items() <= left.items()
-    if place != "out":
-        refused(outcome, "choose another --output_dir")
-        assert "--overwrite to remove" not in outcome.err
+    refused(outcome, "choose another --output_dir")
+    assert "--overwrite to remove" not in outcome.err
 
 
 STAGE1_PLACES = [("in", "in"), ("in/deeper", "in"), ("in", "in/out")]
@@ -75,21 +75,23 @@ def test_foreign_files_beside_a_finished_dataset_survive_overwriting(tiny: Tiny,
     assert json.loads((work / "out/dataset.json").read_text())["request"]["flags"]["z_spacing"] == 5
 
 
-@pytest.mark.parametrize("flags", [(), ("--overwrite",)], ids=["plain", "overwrite"])
 @pytest.mark.parametrize("place", ["out/data/stage1", "out/_intermediate_slices/shuffle/stage1"])
-def test_stage2_never_removes_its_input(place, flags, tiny: Tiny, door, work):
+def test_stage2_never_removes_its_input(place, tiny: Tiny, door, work):
     shutil.copytree(tiny.stage1, work / place)
     before = contents(work)
-    refused(door("stage2", "--input_dirs", place, "--output_dir", "out", *flags))
+    line = ("stage2", "--input_dirs", place, "--output_dir", "out", "--overwrite")
+    refused(door(*line))
     assert contents(work) == before
 
 
-def test_stage2_into_its_own_input_keeps_it(tiny: Tiny, door, work):
+def test_stage2_into_its_own_input_keeps_it_and_foreign_files(tiny: Tiny, door, work):
     shutil.copytree(tiny.stage1, work / "one")
+    line = ("stage2", "--input_dirs", "one", "--output_dir", "one")
+    done(door(*line))
+    (work / "one/data/notes.txt").write_text("mine")
     before = contents(work / "one")
-    for flags in ((), ("--overwrite",)):
-        done(door("stage2", "--input_dirs", "one", "--output_dir", "one", *flags))
-        assert before.items() <= contents(work / "one").items()
+    done(door(*line, "--overwrite"))
+    assert before == contents(work / "one")
 
 
 def test_stage2_overwrites_no_shard_that_it_did_not_write(tiny: Tiny, door, work):
@@ -104,11 +106,13 @@ def test_stage2_overwrites_no_shard_that_it_did_not_write(tiny: Tiny, door, work
     assert contents(work) == before
 
 
-def test_overwriting_with_another_number_of_shards_leaves_no_old_one(tiny: Tiny, door, work):
+def test_overwriting_with_another_number_of_shards_removes_old_ones_alone(tiny: Tiny, door, work):
     command = ("stage2", "--input_dirs", tiny.stage1, "--output_dir", "out")
     done(door(*command, "--max_shard_size", 20))
+    (work / "out/data/mine.parquet").write_text("mine")
     done(door(*command, "--overwrite"))
     assert sorted(path.name for path in (work / "out/data").iterdir()) == [
+        "mine.parquet",
         "test.parquet",
         "train.parquet",
         "validation.parquet",
@@ -163,3 +167,38 @@ def test_test_never_replaces_a_page_beside_its_scores(tiny: Tiny, door, work):
     given = ("--checkpoint", tiny.checkpoint, "--config", tiny.config)
     refused(door("test", *given, "--output", "mine.json"), "mine.html", "--overwrite")
     assert (work / "mine.html").read_text() == "mine"
+
+
+def test_no_record_makes_overwriting_remove_files_elsewhere(tiny: Tiny, door, sandbox, work):
+    """A folder from elsewhere may hold left-over work, with checksums that hold."""
+    victim = sandbox / "outside/precious.txt"
+    shuffle = work / "out/_intermediate_slices/shuffle"
+    shuffle.mkdir(parents=True)
+    digest = hashlib.sha256(victim.read_bytes()).hexdigest()
+    for away in ("../../outside/precious.txt", str(victim)):
+        for name, record in (
+            ("request.json", {"seed": 0}),
+            ("replaced.json", {"files": [away, 3]}),
+            ("shard-train-00000.json", {"file": away, "sha256": digest}),
+            ("shard-test-00000.json", {"file": 5}),
+        ):
+            resume.write_receipt(shuffle / name, record)
+        line = ("stage2", "--input_dirs", tiny.stage1, "--output_dir", "out", "--overwrite")
+        done(door(*line))
+        assert victim.read_text() == "precious"
+        shutil.rmtree(work / "out")
+        shuffle.mkdir(parents=True)
+
+
+@pytest.mark.parametrize("command", ["stage1", "simulate"])
+def test_hidden_files_of_others_are_no_left_over_work(command, tiny: Tiny, door, work):
+    lines = {
+        "stage1": ("--input_dir", tiny.slices, "--gene_list_file", tiny.genes),
+        "simulate": ("--cells", 30, "--genes", 20, "--slices", 2),
+    }
+    line = (command, "--output_dir", "out", *lines[command])
+    done(door(*line))
+    (work / "out/.download.partial").write_text("mine")
+    (work / "out/.dataset.json.0123abcd.partial").write_text("of a killed run")
+    assert door(*line, "--overwrite").status == DONE
+    assert [path.name for path in (work / "out").glob(".*")] == [".download.partial"]
