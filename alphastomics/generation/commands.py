@@ -39,6 +39,7 @@ from alphastomics.generation.output import (
     write_pt,
 )
 from alphastomics.generation.training_cells import training_cells
+from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.resume import write_receipt
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ def sample(
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
     refuse_existing(target, overwrite=overwrite)
+    require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     if input_data is None:
@@ -260,6 +262,7 @@ def test(
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     refuse_existing(target, overwrite=True)
+    require_not_read(target, checkpoint, input_data)
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
