@@ -24,6 +24,7 @@ from alphastomics.extract_files import BLOCK_ROWS, WRITERS, Column
 from alphastomics.files import replacing, require_space, require_writable
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.progress import track
@@ -72,6 +73,7 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
     """Write an embedding per cell; return a summary."""
     output = chosen_output(config.extract, request.given)
     require_place(output, overwrite=request.overwrite)
+    require_not_read(output, request.checkpoint, Path(config.data.processed_data_dir))
     module, genes = load_module(request.checkpoint)
     folder = DataFolder(config.data.processed_data_dir)
     metadata = folder.metadata()

@@ -44,6 +44,7 @@ from alphastomics.preprocessing.normalize import (
     moments_of_sparse,
     standard_deviation,
 )
+from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
 from alphastomics.progress import track
@@ -95,6 +96,8 @@ def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
     assert path is not None
     output = chosen_output(config.extract, path, request.given)
     require_place(output, overwrite=request.overwrite)
+    # The input itself may be the output: all that it holds stays, and embeddings are added.
+    require_not_read(output, request.checkpoint)
     if "max_samples" in request.given:
         raise InputError("--max_samples: counts with --data_dir; a file is embedded whole")
     module, genes = load_module(request.checkpoint)

@@ -39,6 +39,7 @@ from alphastomics.generation.output import (
     write_pt,
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
+from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.preprocessing.resume import write_receipt
 from alphastomics.tasks import EXPR_TO_POS, TASKS
@@ -150,6 +151,7 @@ def sample(
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
     refuse_existing(target, overwrite=overwrite)
+    require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     if input_data is None:
@@ -282,6 +284,7 @@ def test(
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     refuse_existing(target, overwrite=True)
+    require_not_read(target, checkpoint, input_data)
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)

@@ -140,6 +140,21 @@ def require_outside(inputs: Iterable[Path], *work: Path) -> None:
                 )
 
 
+def require_not_read(output: Path, *inputs: Path | None) -> None:
+    """Refuse an output that is one of the inputs: --overwrite replaces results alone."""
+    for path in inputs:
+        if path is None or not output.exists():
+            continue
+        place = output.resolve()
+        inside = path.is_dir() and place.is_relative_to(path.resolve())
+        name = place.relative_to(path.resolve()).as_posix() if inside else None
+        if is_own_name(name) or (path.is_file() and output.samefile(path)):
+            raise InputError(
+                f"{output}: is read by this command, and is not replaced by --overwrite either: "
+                "name another --output"
+            )
+
+
 def not_ours(path: Path) -> InputError:
     """Say that a file in the output folder is not ours to remove, with or without --overwrite."""
     return InputError(

@@ -202,3 +202,25 @@ def test_hidden_files_of_others_are_no_left_over_work(command, tiny: Tiny, door,
     (work / "out/.dataset.json.0123abcd.partial").write_text("of a killed run")
     assert door(*line, "--overwrite").status == DONE
     assert [path.name for path in (work / "out").glob(".*")] == [".download.partial"]
+
+
+@pytest.mark.parametrize("command", ["sample", "test", "extract", "reference"])
+def test_no_output_replaces_what_the_command_reads(command, tiny: Tiny, door, work):
+    shutil.copy(tiny.slice, work / "in.h5ad")
+    shutil.copy(tiny.checkpoint, work / "model.ckpt")
+    shutil.copytree(tiny.processed, work / "processed")
+    before = contents(work)
+    given = ("--checkpoint", "model.ckpt", "--config", tiny.config)
+    cells = ("--input_data", "in.h5ad")
+    place = ("--sample_mode", "expr_to_pos", "--input_data", tiny.slices / "slice_1.h5ad")
+    lines = {
+        "sample": ("sample", *given, *cells, "--output", work / "in.h5ad"),
+        "test": ("test", *given, "--data_dir", "processed", "--output", "processed/metadata.json"),
+        "extract": (
+            *("extract", *given, "--data_dir", "processed"),
+            *("--output", "processed/scaling.npz"),
+        ),
+        "reference": ("sample", *given, *place, "--reference", "in.h5ad", "--output", "in.h5ad"),
+    }
+    refused(door(*lines[command], "--overwrite"), "is read by this command")
+    assert contents(work) == before
