@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from alphastomics.config import Config
-from alphastomics.config_auto import Device, TrainingPlan, resolve_config, set_values, with_values
-from alphastomics.config_file import parse_document, read_document
+from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_values
+from alphastomics.config.file import parse_document, read_document
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.spread import choose_devices
 from alphastomics.diffusion_model.train import Request, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
-from alphastomics.files import write_text
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.io.files import write_text
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.resume import load_receipt, write_receipt

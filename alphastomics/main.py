@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from alphastomics.cli import Call, parse_arguments
+from alphastomics.cli.parse import Call, parse_arguments
 from alphastomics.errors import InputError, printable, redacted
 
 DONE, FAILED, MISTAKE, INTERRUPTED, STOPPED = 0, 1, 2, 130, 143
@@ -102,7 +102,7 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
 def run(call: Call) -> str | None:
     """Import the command's code, and nothing else's, and run it."""
     require_sound_surroundings()
-    from alphastomics.commands import RUNNERS
+    from alphastomics.cli.commands import RUNNERS
 
     return RUNNERS[call.command](call)
 

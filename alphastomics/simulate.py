@@ -31,9 +31,9 @@ from numpy.random import Generator, SeedSequence, default_rng
 from alphastomics import __version__
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, is_partial, output_folder, write_text
-from alphastomics.h5ad import write_h5ad
-from alphastomics.progress import track
+from alphastomics.io.files import PARTIAL_SUFFIX, is_partial, output_folder, write_text
+from alphastomics.io.h5ad import write_h5ad
+from alphastomics.io.progress import track
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import train as training
 from alphastomics.diffusion_model.distance import distance_loss
 from alphastomics.diffusion_model.module import AlphaSTomicsModule

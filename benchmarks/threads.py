@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from alphastomics.cli.demo import SETTINGS, SPLIT, TISSUE
 from alphastomics.config import PreprocessingConfig
-from alphastomics.demo import SETTINGS, SPLIT, TISSUE
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
 
 TRAIN = """
 import json, sys
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.train import Request, train
 train(parse_document(json.loads(sys.argv[1]), "benchmark"), Request(overwrite=True))
 """

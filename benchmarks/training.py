@@ -19,7 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
 from alphastomics.preprocessing.batch_loader import create_dataloaders

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from alphastomics.cli import build_parser, flag_default, flag_help, parse_arguments
-from alphastomics.cli_flags import COMMANDS
+from alphastomics.cli.flags import COMMANDS
+from alphastomics.cli.parse import build_parser, flag_default, flag_help, parse_arguments
 from alphastomics.config import Config
-from alphastomics.config_file import document_fields
-from alphastomics.config_section import is_auto
+from alphastomics.config.file import document_fields
+from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
 from alphastomics.main import answer, main
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from alphastomics.cli import parse_arguments
+from alphastomics.cli.parse import parse_arguments
 from alphastomics.errors import InputError
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphastomics.config import Config
-from alphastomics.config_file import (
+from alphastomics.config.file import (
     SECOND_NAMES,
     ConfigLoader,
     as_config,
@@ -19,7 +19,7 @@ from alphastomics.config_file import (
     to_document,
     to_yaml,
 )
-from alphastomics.config_section import is_auto
+from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from alphastomics.config import Config
-from alphastomics.config_auto import Device, TrainingPlan, resolve_config, set_values, with_values
-from alphastomics.config_file import document_fields, parse_document
-from alphastomics.config_section import is_auto
+from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_values
+from alphastomics.config.file import document_fields, parse_document
+from alphastomics.config.section import is_auto
 from alphastomics.diffusion_model.train import check_data
 from alphastomics.preprocessing.schema import Metadata
 

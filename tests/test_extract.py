@@ -15,7 +15,7 @@ from alphastomics.config import PreprocessingConfig, SimulationConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import Request, train
-from alphastomics.extract import embedding
+from alphastomics.extract.folder import embedding
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.preprocessing.resume import with_checksum

@@ -12,8 +12,8 @@ from alphastomics.config import Config
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import Request, train
-from alphastomics.extract import embedding
-from alphastomics.extract_h5ad import batch_of, moments_of, source_of, standardised
+from alphastomics.extract.folder import embedding
+from alphastomics.extract.h5ad import batch_of, moments_of, source_of, standardised
 from alphastomics.generation.cells import read_h5ad
 from alphastomics.main import main
 from tests.diffusion_model.conftest import tiny_config
@@ -84,7 +84,7 @@ def test_each_cell_keeps_its_row_and_has_the_embedding_of_its_slice(
 
 
 def test_a_file_read_in_ranges_is_normalised_as_one_read_whole(checkpoint, two_slices, monkeypatch):
-    monkeypatch.setattr("alphastomics.extract_h5ad.ROWS_AT_A_TIME", 17)
+    monkeypatch.setattr("alphastomics.extract.h5ad.ROWS_AT_A_TIME", 17)
     module, genes = load_module(checkpoint)
     whole = read_h5ad(two_slices, genes, module.normalization, Config())
     with source_of(two_slices, genes, module.normalization, Config()) as source:
@@ -101,7 +101,7 @@ def test_ranges_and_columnwise_files_give_every_cell_its_row(
     columns = anndata.read_h5ad(two_slices)
     columns.X = columns.X.tocsc()
     columns.write_h5ad(tmp_path / "columns.h5ad")
-    monkeypatch.setattr("alphastomics.extract_h5ad.ROWS_AT_A_TIME", 50)
+    monkeypatch.setattr("alphastomics.extract.h5ad.ROWS_AT_A_TIME", 50)
     for source in (two_slices, tmp_path / "columns.h5ad"):
         status, _ = run("--input_data", source, "--output", f"{source.stem}_out.h5ad")
         assert status == 0

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.files import replacing, sha256_of, write_text
-from alphastomics.progress import ProgressLines, track
-from alphastomics.seeds import seed_everything, seed_worker
+from alphastomics.diffusion_model.randomness import seed_everything, seed_worker
+from alphastomics.io.files import replacing, sha256_of, write_text
+from alphastomics.io.progress import ProgressLines, track
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from alphastomics.cli import parse_arguments
-from alphastomics.commands import unused_by_train
+from alphastomics.cli.commands import unused_by_train
+from alphastomics.cli.parse import parse_arguments
 from alphastomics.config import SamplingConfig
 from alphastomics.generation.notices import sample_notices, score_notices
 from alphastomics.main import main

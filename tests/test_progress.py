@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from alphastomics.progress import ProgressLines, track
+from alphastomics.io.progress import ProgressLines, track
 
 
 def test_a_slow_rate_does_not_read_as_zero():

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from alphastomics import config_auto
+from alphastomics.config import auto as config_auto
 
 pytest.importorskip("matplotlib")
 

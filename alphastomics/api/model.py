@@ -42,6 +42,12 @@ from alphastomics.api.setup import (
 )
 from alphastomics.api.trained import TrainedVerbs
 from alphastomics.config import Config, PreprocessingConfig
+from alphastomics.diffusion_model.hub_model import (
+    TRAINING_KEYS,
+    TrainedModel,
+    find_model,
+    read_model,
+)
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import Request
 from alphastomics.errors import InputError
@@ -50,7 +56,6 @@ from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.training_cells import MISSING_CELLS, training_cells
-from alphastomics.hub_model import TRAINING_KEYS, TrainedModel, find_model, read_model
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.preprocessing.folder import DataFolder
 

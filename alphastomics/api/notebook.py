@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from alphastomics.api.settings import keyword_paths
-from alphastomics.cli_flags import COMMANDS
+from alphastomics.cli.flags import COMMANDS
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.errors import InputError
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from alphastomics.cli_flags import COMMANDS
+from alphastomics.cli.flags import COMMANDS
 from alphastomics.config import Config
-from alphastomics.config_file import (
+from alphastomics.config.file import (
     SECOND_NAMES,
     document_fields,
     parse_document,

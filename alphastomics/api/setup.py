@@ -18,7 +18,7 @@ from scipy.sparse import issparse
 
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.h5ad import write_h5ad
+from alphastomics.io.h5ad import write_h5ad
 from alphastomics.preprocessing.commands import MEASURED_Z
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.survey import SAMPLE_KEYS, SLICE_KEY

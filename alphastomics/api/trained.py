@@ -32,11 +32,12 @@ from alphastomics.api.setup import (
     write_cells,
 )
 from alphastomics.config import Config, ExtractConfig, Mode
+from alphastomics.diffusion_model.hub_model import TrainedModel, publish_model, stated, write_model
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.extract import stored
-from alphastomics.extract_files import OBSM_KEY, obsm_of
-from alphastomics.extract_h5ad import embed_cells
+from alphastomics.extract.files import OBSM_KEY, obsm_of
+from alphastomics.extract.folder import stored
+from alphastomics.extract.h5ad import embed_cells
 from alphastomics.generation.cells import (
     LEAST_CELLS,
     Blank,
@@ -49,8 +50,7 @@ from alphastomics.generation.frame import Framed, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
-from alphastomics.hub import connect
-from alphastomics.hub_model import TrainedModel, publish_model, stated, write_model
+from alphastomics.io.hub import connect
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
 _EXTRACT = ExtractConfig()

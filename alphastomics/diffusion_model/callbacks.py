@@ -13,7 +13,7 @@ import torch
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.progress import track
+from alphastomics.io.progress import track
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from alphastomics import __version__
-from alphastomics.config_file import parse_document, to_document
+from alphastomics.config.file import parse_document, to_document
 from alphastomics.diffusion_model.bounds import (
     MOST_PICKLED,
     Shapes,
@@ -35,7 +35,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.diffusion_model.trainer_module import TrainerModule
 from alphastomics.errors import InputError
-from alphastomics.files import write_bytes, write_text
+from alphastomics.io.files import write_bytes, write_text
 
 logger = logging.getLogger(__name__)
 

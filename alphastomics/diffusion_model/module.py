@@ -17,9 +17,8 @@ from torch import Tensor
 
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.config import Config
-from alphastomics.config_file import as_config
+from alphastomics.config.file import as_config
 from alphastomics.diffusion_model.average import average_decay, update_average
-from alphastomics.diffusion_model.draws import Draws, draw_for_sets, set_keys, stream_seed
 from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
@@ -28,6 +27,7 @@ from alphastomics.diffusion_model.loss import (
     position_error,
 )
 from alphastomics.diffusion_model.noise import NoiseModel
+from alphastomics.diffusion_model.randomness import Draws, draw_for_sets, set_keys, stream_seed
 from alphastomics.diffusion_model.step import Scored, Seen, named_terms
 from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
 from alphastomics.diffusion_model.zero import ZeroStrategy

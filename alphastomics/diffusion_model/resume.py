@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from alphastomics.config import Config
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.callbacks import LOGGED_KEY
 from alphastomics.diffusion_model.checkpoint import OWN_KEY, read_checkpoint, require_same_genes
 from alphastomics.diffusion_model.module import AlphaSTomicsModule

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from alphastomics import __version__
 from alphastomics.config import Config
-from alphastomics.config_file import to_yaml
+from alphastomics.config.file import to_yaml
 from alphastomics.errors import InputError
-from alphastomics.files import output_folder, write_text
+from alphastomics.io.files import output_folder, write_text
 from alphastomics.preprocessing.resume import unaltered
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")

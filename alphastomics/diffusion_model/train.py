@@ -30,6 +30,7 @@ from alphastomics.diffusion_model.checkpoint import (
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.randomness import seed_everything
 from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
 from alphastomics.diffusion_model.sanity import SanityCheck
@@ -49,7 +50,6 @@ from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.resume import write_receipt
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.seeds import seed_everything
 
 logger = logging.getLogger(__name__)
 # What a checkpoint's state of the wrong kind makes of Lightning's restoring.

@@ -18,7 +18,7 @@ from alphastomics.config import Config
 from alphastomics.diffusion_model.bounds import MOST_PICKLED_CELLS
 from alphastomics.diffusion_model.checkpoint import load_plain
 from alphastomics.errors import InputError
-from alphastomics.files import require_file
+from alphastomics.io.files import require_file
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.genes import align, require_unique

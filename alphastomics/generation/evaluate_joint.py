@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Int64
 
 from alphastomics.config import SamplingConfig
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.evaluation.clusters import TypedCells, clustered
 from alphastomics.evaluation.methods import (
     MODEL,

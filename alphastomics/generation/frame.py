@@ -20,10 +20,10 @@ from scipy.spatial import cKDTree
 from sklearn.decomposition import PCA
 
 from alphastomics.errors import InputError
-from alphastomics.files import require_file
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
 from alphastomics.geometry import best_rotation
+from alphastomics.io.files import require_file
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from alphastomics.generation.slices import (
 )
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.geometry import moved_onto
-from alphastomics.progress import Advance, track
+from alphastomics.io.progress import Advance, track
 from alphastomics.tasks import TASKS, tasks_of
 
 logger = logging.getLogger(__name__)

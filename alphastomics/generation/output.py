@@ -10,14 +10,14 @@ import torch
 
 from alphastomics.config import Mode
 from alphastomics.errors import InputError, quoted
-from alphastomics.files import require_writable as require_writable_place
-from alphastomics.files import write_bytes
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import Framed
 from alphastomics.generation.generate import Generated
-from alphastomics.h5ad import write_h5ad as write_file
-from alphastomics.h5ad import write_scratch
+from alphastomics.io.files import require_writable as require_writable_place
+from alphastomics.io.files import write_bytes
+from alphastomics.io.h5ad import write_h5ad as write_file
+from alphastomics.io.h5ad import write_scratch
 from alphastomics.preprocessing.anndata_file import reading
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 

@@ -19,7 +19,7 @@ from alphastomics.generation.generate import (
 )
 from alphastomics.generation.slices import SliceSampler, chunks_of
 from alphastomics.generation.training_cells import predict_from_context
-from alphastomics.progress import track
+from alphastomics.io.progress import track
 from alphastomics.tasks import TASKS
 
 

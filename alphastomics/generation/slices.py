@@ -15,13 +15,13 @@ import torch
 from torch import Generator, Tensor
 
 from alphastomics.config import Mode, SamplingConfig
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import disagreement, joined, onto_anchors, plan_chunks
-from alphastomics.progress import Advance
+from alphastomics.io.progress import Advance
 from alphastomics.tasks import TASKS
 
 

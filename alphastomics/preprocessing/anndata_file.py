@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int32
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
-from alphastomics.files import require_file
+from alphastomics.io.files import require_file
 
 Kind = Literal["csr", "csc", "dense"]
 

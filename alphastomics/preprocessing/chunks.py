@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
-from alphastomics.files import sha256_of
+from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
 from alphastomics.preprocessing.genes import Alignment
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse

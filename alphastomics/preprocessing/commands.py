@@ -10,7 +10,7 @@ from typing import Any
 
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.files import output_folder, sha256_of
+from alphastomics.io.files import output_folder, sha256_of
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing import stage1 as first_stage
 from alphastomics.preprocessing import stage2 as second_stage

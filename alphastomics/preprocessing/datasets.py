@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from alphastomics.errors import InputError
-from alphastomics.files import sha256_of
+from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.dataset_record import first_fault
 from alphastomics.preprocessing.genes import require_same, union_of
 from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from alphastomics.errors import InputError, keep_secret, quoted
-from alphastomics.files import require_text_name, sha256_of
-from alphastomics.hub import is_hub_id
+from alphastomics.io.files import require_text_name, sha256_of
+from alphastomics.io.hub import is_hub_id
 from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
 
 SHOWN = 200  # letters of what a far place said

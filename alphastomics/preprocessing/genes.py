@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
-from alphastomics.files import require_file
+from alphastomics.io.files import require_file
 
 logger = logging.getLogger(__name__)
 

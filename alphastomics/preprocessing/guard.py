@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from alphastomics.errors import InputError
-from alphastomics.files import require_text_name
+from alphastomics.io.files import require_text_name
 from alphastomics.preprocessing.anndata_file import opened, walk
 from alphastomics.preprocessing.self_contained import require_self_contained
 from alphastomics.preprocessing.survey import Survey, SurveyTask, size_of, survey_file

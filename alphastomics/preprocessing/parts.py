@@ -19,7 +19,7 @@ import pyarrow as pa
 from jaxtyping import Float64, Int32, Int64
 from scipy.sparse import csr_array, vstack
 
-from alphastomics.files import replacing
+from alphastomics.io.files import replacing
 from alphastomics.preprocessing.schema import vector_of
 
 BUCKETS_KEY = b"buckets"

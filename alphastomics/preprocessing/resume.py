@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alphastomics.errors import InputError
-from alphastomics.files import PARTIAL_SUFFIX, is_partial, sha256_of, write_text
+from alphastomics.io.files import PARTIAL_SUFFIX, is_partial, sha256_of, write_text
 
 REQUEST_FILE = "request.json"
 CHECKSUM_KEY = "record_sha256"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from alphastomics.errors import InputError
-from alphastomics.files import replacing
+from alphastomics.io.files import replacing
 from alphastomics.preprocessing.normalize import Moments, merged
 
 BLOCK_BYTES = 16 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from alphastomics.files import replacing
+from alphastomics.io.files import replacing
 from alphastomics.preprocessing.datasets import Merged, scaling_of
 from alphastomics.preprocessing.normalize import absent
 from alphastomics.preprocessing.row_arrays import write_header

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
 from alphastomics.errors import InputError, quoted
-from alphastomics.files import replacing, sha256_of
+from alphastomics.io.files import replacing, sha256_of
 from alphastomics.preprocessing.datasets import Part
 from alphastomics.preprocessing.normalize import (
     Moments,

@@ -16,7 +16,8 @@ import numpy as np
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.files import make_folder, sha256_of, write_text
+from alphastomics.io.files import make_folder, sha256_of, write_text
+from alphastomics.io.progress import track
 from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
@@ -36,7 +37,6 @@ from alphastomics.preprocessing.survey import (
 )
 from alphastomics.preprocessing.tasks import Crew
 from alphastomics.preprocessing.transpose import TransposeTask, transpose
-from alphastomics.progress import track
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from jaxtyping import Float64
 
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
-from alphastomics.files import make_folder, sha256_of, write_text
+from alphastomics.io.files import make_folder, sha256_of, write_text
+from alphastomics.io.progress import track
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge
 from alphastomics.preprocessing.frames import frame_notes, slice_extents
@@ -50,7 +51,6 @@ from alphastomics.preprocessing.shards import (
 )
 from alphastomics.preprocessing.survey import BYTES_PER_ENTRY
 from alphastomics.preprocessing.tasks import Crew
-from alphastomics.progress import track
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from alphastomics.errors import InputError
-from alphastomics.files import require_file, require_text_name, sha256_of
+from alphastomics.io.files import require_file, require_text_name, sha256_of
 from alphastomics.preprocessing.anndata_file import (
     SUFFIXES,
     Expression,

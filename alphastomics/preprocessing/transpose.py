@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import coo_array, csr_array
 
-from alphastomics.files import replacing, sha256_of
+from alphastomics.io.files import replacing, sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, opened, reading, require_finite
 from alphastomics.preprocessing.parts import WORK_BYTES, naming
 from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from alphastomics.errors import InputError
-from alphastomics.hub import Licence, connect, licence_note, listed, markdown_table, plain
+from alphastomics.io.hub import Licence, connect, licence_note, listed, markdown_table, plain
+from alphastomics.io.progress import track
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import (
     METADATA_FILE,
@@ -17,7 +18,6 @@ from alphastomics.preprocessing.schema import (
     Metadata,
     SliceRecord,
 )
-from alphastomics.progress import track
 
 SHOWN_GENES, SHOWN_TYPES, SHOWN_SLICES = 20, 100, 50
 

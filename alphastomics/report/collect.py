@@ -10,9 +10,9 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
 from alphastomics.config import SamplingConfig
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.noise import step_times
+from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells

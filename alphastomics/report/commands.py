@@ -12,13 +12,13 @@ from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
-from alphastomics.files import require_file, write_text
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.commands import load_for_use, read_cells
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
+from alphastomics.io.files import require_file, write_text
 from alphastomics.preprocessing.resume import unaltered
 from alphastomics.report.collect import collect, read_curves
 from alphastomics.report.findings import Scores

@@ -7,9 +7,9 @@ from torch import Generator, Tensor
 
 from alphastomics.attn_model.inspection import LayerRecord, record
 from alphastomics.config import Mode
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.noise import centered_noise, draw_noise
+from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.generation.cells import InputCells
 from alphastomics.geometry import centered
 from alphastomics.report.findings import Inside

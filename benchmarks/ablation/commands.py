@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphastomics.cli import OneLineParser, from_text
+from alphastomics.cli.parse import OneLineParser, from_text
 from alphastomics.config import Config
-from alphastomics.config_file import LAYER_SECTION, document_fields, parse_document
+from alphastomics.config.file import LAYER_SECTION, document_fields, parse_document
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
+from alphastomics.io.files import write_text
 from benchmarks.ablation.configurations import BASELINE, SWITCHES, Configuration, chosen
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def chosen_device(asked: str) -> str:
 
 def simulated(config: Config, folder: Path, *, overwrite: bool) -> Path:
     """Make the synthetic tissue, once for all runs."""
-    from alphastomics.synthetic import synthetic_folder
+    from examples.synthetic import synthetic_folder
 
     return synthetic_folder(config, folder / "tissue", overwrite=overwrite)
 

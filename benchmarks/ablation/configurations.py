@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from alphastomics.config import LayerConfig
-from alphastomics.config_file import LAYER_SECTION, parse_document
+from alphastomics.config.file import LAYER_SECTION, parse_document
 from alphastomics.evaluation.registry import METRICS, Direction
 
 

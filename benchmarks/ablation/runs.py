@@ -24,11 +24,11 @@ from alphastomics.attn_model.accounting import (
     total_parameters,
 )
 from alphastomics.config import Config
-from alphastomics.config_file import LAYER_SECTION, parse_document, to_document
+from alphastomics.config.file import LAYER_SECTION, parse_document, to_document
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
+from alphastomics.io.files import write_text
 from benchmarks.ablation.configurations import FIGURES, Configuration
 from benchmarks.ablation.scoring import held_out, scores
 

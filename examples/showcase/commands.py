@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from alphastomics.cli import OneLineParser
+from alphastomics.cli.parse import OneLineParser
 from alphastomics.config import Config
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from examples.showcase.checks import Check, Tally
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def prepared(config: Config, folder: Path) -> "Stage":
     from alphastomics.diffusion_model.train import position_scale
     from alphastomics.preprocessing.batch_loader import create_dataloaders
     from alphastomics.preprocessing.folder import DataFolder
-    from alphastomics.synthetic import synthetic_folder
     from examples.showcase.parts import Stage, untrained
+    from examples.synthetic import synthetic_folder
 
     folder.mkdir(parents=True, exist_ok=True)
     processed = synthetic_folder(config, folder)

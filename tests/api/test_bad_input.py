@@ -10,7 +10,7 @@ import pytest
 from alphastomics import AlphaSTomics
 from alphastomics.api.settings import keyword_paths, settled
 from alphastomics.config import Config
-from alphastomics.config_file import document_fields
+from alphastomics.config.file import document_fields
 from alphastomics.errors import InputError
 from tests.api.conftest import TINY
 

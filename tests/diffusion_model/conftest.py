@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.preprocessing.commands import preprocess

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from alphastomics.config import Config
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,

@@ -15,7 +15,7 @@ import torch
 
 from alphastomics.attn_model.routing import balance_loss, balanced_bias, normalized_use_entropy
 from alphastomics.config import DistributedConfig
-from alphastomics.config_file import to_yaml
+from alphastomics.config.file import to_yaml
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.spread import Devices, choose_devices, choose_strategy

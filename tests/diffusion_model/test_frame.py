@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from alphastomics.config import DiffusionConfig
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule, DiffusionSampler
-from alphastomics.diffusion_model.draws import random_turn
 from alphastomics.diffusion_model.loss import aligned_loss
 from alphastomics.diffusion_model.noise import NoiseModel
+from alphastomics.diffusion_model.randomness import random_turn
 from alphastomics.diffusion_model.sample import SOLVERS
 from alphastomics.geometry import best_rotation, centered
 from alphastomics.utils.dataholder import DataHolder

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from alphastomics.config import Config
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.average import average_decay, update_average
-from alphastomics.diffusion_model.draws import draw_for_sets, random_turn, stream_seed
 from alphastomics.diffusion_model.module import learning_rate_factor
+from alphastomics.diffusion_model.randomness import draw_for_sets, random_turn, stream_seed
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
 from tests.diffusion_model.conftest import logged, weights

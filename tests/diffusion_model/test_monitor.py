@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alphastomics.attn_model.routing import RouterStatistics
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule
 from alphastomics.diffusion_model import monitor as monitoring
 from alphastomics.diffusion_model.monitor import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alphastomics.config_file import to_yaml
+from alphastomics.config.file import to_yaml
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import Request

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from alphastomics.cli import parse_arguments
-from alphastomics.cli_flags import COMMANDS
-from alphastomics.config_file import parse_document
+from alphastomics.cli.flags import COMMANDS
+from alphastomics.cli.parse import parse_arguments
+from alphastomics.config.file import parse_document
 from tests.docs import workshop
 from tests.docs.pages import DOCS, PAGES, ROOT, page_blocks, text_of, without_code
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from alphastomics.cli import flag_default
-from alphastomics.cli_flags import COMMANDS
-from alphastomics.config_file import document_fields
+from alphastomics.cli.flags import COMMANDS
+from alphastomics.cli.parse import flag_default
+from alphastomics.config.file import document_fields
 from tests.docs.pages import text_of
 
 TABLES = {"data.md": "preprocess", "report.md": "report"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphastomics import files
+from alphastomics.io import files
 from tests.faults.children import leftovers, run
 from tests.faults.conftest import Tiny
 from tests.faults.door import MISTAKE, attempt

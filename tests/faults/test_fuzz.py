@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alphastomics.config import Config
-from alphastomics.config_file import parse_document, read_document
+from alphastomics.config.file import parse_document, read_document
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import read_h5ad
 from alphastomics.preprocessing.folder import DataFolder

@@ -106,7 +106,7 @@ def test_a_run_killed_in_the_middle_of_its_checkpoint_keeps_the_last_whole_one(t
     argv, _ = jobs(tiny)["train"]
     code = """
 import os
-from alphastomics import files
+from alphastomics.io import files
 whole = files.flush_to_disk
 def dying(path, seen=[0]):
     seen[0] += path.name.startswith(".last.ckpt")

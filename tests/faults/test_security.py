@@ -12,7 +12,7 @@ import pytest
 
 import alphastomics
 from alphastomics.errors import InputError
-from alphastomics.files import replacing, write_text
+from alphastomics.io.files import replacing, write_text
 from tests.faults.conftest import Tiny
 from tests.faults.door import refused, require_no_accident
 from tests.faults.test_checkpoints import Payload
@@ -221,7 +221,7 @@ ECHOES = [f"bad token {TOKEN}", f"Authorization: Bearer {TOKEN}", "x" * 290 + TO
 
 @pytest.mark.parametrize("echo", ECHOES, ids=range(len(ECHOES)))
 def test_a_hub_that_echoes_the_token_gets_it_shown_nowhere(echo, monkeypatch, capsys):
-    from alphastomics.hub import explained
+    from alphastomics.io.hub import explained
     from alphastomics.main import say
     from alphastomics.preprocessing.folder import DataFolder
 
@@ -254,7 +254,7 @@ def test_a_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path, monkey
     assert names[0] != names[1]
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    monkeypatch.setattr("alphastomics.files.secrets.token_hex", lambda _: "known")
+    monkeypatch.setattr("alphastomics.io.files.secrets.token_hex", lambda _: "known")
     (tmp_path / ".out.txt.known.partial").symlink_to(victim)
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "out.txt", "bad")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alphastomics.files import locked
+from alphastomics.io.files import locked
 from tests.faults.children import digests, ended, start
 from tests.faults.conftest import Tiny
 from tests.faults.door import done, refused

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from alphastomics.config import Config, ModelConfig, SamplingConfig
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import rmsd
 from alphastomics.generation.cells import Blank, InputCells, blank_cells

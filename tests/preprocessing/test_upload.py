@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from alphastomics.errors import InputError
-from alphastomics.hub import hidden_in_logs, licence_of
+from alphastomics.io.hub import hidden_in_logs, licence_of
 from alphastomics.main import main
 from alphastomics.preprocessing import upload as room
 from alphastomics.preprocessing.schema import parse_metadata

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.cli import parse_arguments
+from alphastomics.cli.parse import parse_arguments
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint
 from alphastomics.diffusion_model.train import Request, train

@@ -1,6 +1,6 @@
 """The flags of `train`, and those that it shares with other commands."""
 
-from alphastomics.cli_schema import Flag, path_flag, switch
+from alphastomics.cli.schema import Flag, path_flag, switch
 
 LOADING = "data.loading"
 LAYER = "TransformerLayer_setting"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphastomics.files import write_bytes
+from alphastomics.io.files import write_bytes
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alphastomics.errors import InputError, keep_secret, quoted, redacted
-from alphastomics.files import write_text
+from alphastomics.io.files import write_text
 
 logger = logging.getLogger(__name__)
 

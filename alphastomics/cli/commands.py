@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from alphastomics.cli import Call
-from alphastomics.cli_flags import DEFAULT_SPLIT, DEMO_DIR
+from alphastomics.cli.flags import DEFAULT_SPLIT, DEMO_DIR
+from alphastomics.cli.parse import Call
 from alphastomics.errors import InputError
 from alphastomics.tasks import TASKS
 
@@ -95,7 +95,7 @@ def train(call: Call) -> str | None:
 
 def seed(call: Call) -> None:
     """Seed the process, and refuse kernels that are not deterministic where that is asked for."""
-    from alphastomics.seeds import seed_everything
+    from alphastomics.diffusion_model.randomness import seed_everything
 
     settings = call.config.seed
     seed_everything(settings.global_seed, deterministic=settings.deterministic)
@@ -221,7 +221,7 @@ def upload(call: Call) -> str:
         "licence": arguments.license,
     }
     if arguments.checkpoint is not None:
-        from alphastomics.hub_model import upload_model
+        from alphastomics.diffusion_model.hub_model import upload_model
 
         return upload_model(arguments.checkpoint, arguments.repo_id, **options)
     if arguments.data_dir is None:
@@ -233,9 +233,9 @@ def upload(call: Call) -> str:
 
 def extract(call: Call) -> str:
     """Write an embedding per cell; print a summary."""
-    from alphastomics.extract import Request
-    from alphastomics.extract import extract as run_extract
-    from alphastomics.extract_h5ad import extract_h5ad
+    from alphastomics.extract.folder import Request
+    from alphastomics.extract.folder import extract as run_extract
+    from alphastomics.extract.h5ad import extract_h5ad
 
     arguments = call.arguments
     request = Request(arguments.checkpoint, call.given, arguments.overwrite, arguments.input_data)
@@ -258,7 +258,7 @@ def simulate(call: Call) -> str:
 
 def demo(call: Call) -> str:
     """Do the main job on a synthetic tissue; print where the results are."""
-    from alphastomics.demo import run_demo
+    from alphastomics.cli.demo import run_demo
 
     folder = call.arguments.output_dir or Path(DEMO_DIR)
     return run_demo(folder, call.config.seed.global_seed)
@@ -286,19 +286,13 @@ def info(call: Call) -> str:
 
 def config(call: Call) -> str:
     """Print the commented default settings, or the plan for a processed folder."""
-    from alphastomics.config_file import commented_yaml
+    from alphastomics.config.file import commented_yaml
 
     if "data_dir" not in call.given:
         return commented_yaml()
     from alphastomics.fit import plan_for
 
     return "\n".join(plan_for(call.config).lines())
-
-
-def not_yet(call: Call) -> str:
-    """Say that a documented command's work is not in this version."""
-    ready = ", ".join(name for name, runner in RUNNERS.items() if runner is not not_yet)
-    raise InputError(f"{call.command}: not in this version yet; it can {ready}")
 
 
 RUNNERS: dict[str, Callable[[Call], str | None]] = {

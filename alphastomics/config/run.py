@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from alphastomics.config_section import Section, count, text
+from alphastomics.config.section import Section, count, text
 
 
 class DeepSpeedConfig(Section):

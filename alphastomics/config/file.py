@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from alphastomics.config import Config, LayerConfig, Section
-from alphastomics.config_message import choices, expectation, nearest_path
-from alphastomics.config_section import is_auto
+from alphastomics.config.message import choices, expectation, nearest_path
+from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError, printable
 
 LAYER_SECTION = "TransformerLayer_setting"

@@ -8,20 +8,20 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from alphastomics.config_data import (
+from alphastomics.config.data import (
     DataConfig,
     LoadingConfig,
     PreprocessingConfig,
     SimulationConfig,
 )
-from alphastomics.config_run import (
+from alphastomics.config.run import (
     DeepSpeedConfig,
     DistributedConfig,
     ExtractConfig,
     FSDPConfig,
     LoggingConfig,
 )
-from alphastomics.config_section import (
+from alphastomics.config.section import (
     AUTO,
     LARGEST_COUNT,
     RATIO_ROUNDING,

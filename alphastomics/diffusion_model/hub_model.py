@@ -20,8 +20,8 @@ from alphastomics.diffusion_model.checkpoint import (
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.files import write_text
-from alphastomics.hub import (
+from alphastomics.io.files import write_text
+from alphastomics.io.hub import (
     CARD_FILE,
     NO_LICENCE,
     Connection,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from alphastomics.config_section import LARGEST_COUNT, is_auto
+from alphastomics.config.section import LARGEST_COUNT, is_auto
 
 # Names that users know from the flags, and the keys they stand for.
 COMMON_NAMES = {

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from alphastomics.cli_schema import Command, Flag, count_flag, path_flag, split_name, switch
-from alphastomics.cli_training import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
+from alphastomics.cli.schema import Command, Flag, count_flag, path_flag, split_name, switch
+from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
 
 PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"

@@ -15,12 +15,12 @@ from typing import Annotated, Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from alphastomics.cli_flags import COMMANDS
-from alphastomics.cli_schema import Command, Flag
+from alphastomics.cli.flags import COMMANDS
+from alphastomics.cli.schema import Command, Flag
 from alphastomics.config import Config
-from alphastomics.config_file import document_fields, parse_document, read_document
-from alphastomics.config_message import choices, nearest_path
-from alphastomics.config_section import is_auto
+from alphastomics.config.file import document_fields, parse_document, read_document
+from alphastomics.config.message import choices, nearest_path
+from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
 
 DEFAULT_CONFIG = Path("config.yaml")

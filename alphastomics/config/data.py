@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from alphastomics.config_section import (
+from alphastomics.config.section import (
     AUTO,
     LARGEST_COUNT,
     RATIO_ROUNDING,

@@ -19,16 +19,16 @@ from torch import Tensor
 from alphastomics.config import Config, ExtractConfig
 from alphastomics.diffusion_model.checkpoint import load_module, require_same_genes
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.randomness import seed_everything
 from alphastomics.errors import InputError
-from alphastomics.extract_files import BLOCK_ROWS, WRITERS, Column
-from alphastomics.files import replacing, require_space, require_writable
+from alphastomics.extract.files import BLOCK_ROWS, WRITERS, Column
+from alphastomics.io.files import replacing, require_space, require_writable
+from alphastomics.io.progress import track
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.shard_reader import ShardReader
-from alphastomics.progress import track
-from alphastomics.seeds import seed_everything
 from alphastomics.utils.dataholder import DataHolder
 
 LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers

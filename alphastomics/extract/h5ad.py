@@ -21,10 +21,11 @@ from scipy.sparse import csr_array
 
 from alphastomics.config import Config, ExtractConfig
 from alphastomics.diffusion_model.checkpoint import load_module
-from alphastomics.diffusion_model.draws import stream_seed
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.randomness import seed_everything, stream_seed
 from alphastomics.errors import InputError
-from alphastomics.extract import (
+from alphastomics.extract.files import write_obsm
+from alphastomics.extract.folder import (
     Request,
     embedding,
     require_finite_rows,
@@ -32,8 +33,8 @@ from alphastomics.extract import (
     stored,
     summary,
 )
-from alphastomics.extract_files import write_obsm
-from alphastomics.files import replacing, require_file, require_space
+from alphastomics.io.files import replacing, require_file, require_space
+from alphastomics.io.progress import track
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
 from alphastomics.preprocessing.guard import guarded
@@ -47,8 +48,6 @@ from alphastomics.preprocessing.normalize import (
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
-from alphastomics.progress import track
-from alphastomics.seeds import seed_everything
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,11 @@ draw does not change with the other sets of the batch, the number of ranks, or a
 """
 
 import hashlib
+import os
+import random
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
@@ -28,6 +31,29 @@ class Draws(NamedTuple):
     expression: Tensor
     position: Tensor
     hidden: Hidden
+
+
+def seed_everything(seed: int, *, deterministic: bool) -> None:
+    """Seed python, numpy and torch, and name the seed for worker processes.
+
+    Parameters
+    ----------
+    seed
+        The run's `seed.global_seed`.
+    deterministic
+        Refuse kernels whose result changes from run to run.
+    """
+    # Lightning's name: its worker_init_fn derives the seeds of loader processes from it.
+    os.environ["PL_GLOBAL_SEED"] = str(seed)
+    os.environ["PL_SEED_WORKERS"] = "1"
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - libraries that use numpy's global state are seeded too
+    torch.manual_seed(seed)
+    if deterministic:
+        # cuBLAS reads this when its first handle is made; without it torch raises on a GPU.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = not deterministic
 
 
 def stream_seed(*key: int | str) -> int:

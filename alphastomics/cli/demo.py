@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
-from alphastomics.config_file import parse_document
+from alphastomics.config.file import parse_document
 from alphastomics.simulate import write_tissue
 from alphastomics.tasks import TASKS
 

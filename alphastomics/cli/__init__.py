@@ -1,0 +1,1 @@
+"""The command line: arguments enter, a call of the package leaves."""

@@ -1,0 +1,37 @@
+"""Settings: their classes, files and messages, and what follows from the data (`auto.py`)."""
+
+from alphastomics.config.data import LoadingConfig, PreprocessingConfig, SimulationConfig
+from alphastomics.config.run import DistributedConfig, ExtractConfig, LoggingConfig
+from alphastomics.config.schema import (
+    Config,
+    DiffusionConfig,
+    LayerConfig,
+    LossConfig,
+    MaskingConfig,
+    ModelConfig,
+    SamplingConfig,
+    SeedConfig,
+    TrainingConfig,
+)
+from alphastomics.config.section import Section
+from alphastomics.tasks import Mode
+
+__all__ = [
+    "Config",
+    "DiffusionConfig",
+    "DistributedConfig",
+    "ExtractConfig",
+    "LayerConfig",
+    "LoadingConfig",
+    "LoggingConfig",
+    "LossConfig",
+    "MaskingConfig",
+    "Mode",
+    "ModelConfig",
+    "PreprocessingConfig",
+    "SamplingConfig",
+    "Section",
+    "SeedConfig",
+    "SimulationConfig",
+    "TrainingConfig",
+]

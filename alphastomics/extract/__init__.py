@@ -1,0 +1,1 @@
+"""Embeddings: a trained model and cells enter, a vector per cell leaves."""

@@ -1,0 +1,1 @@
+"""Files and the Hub: whole-file writing, h5ad, uploads, progress."""
