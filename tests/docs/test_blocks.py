@@ -201,8 +201,9 @@ FOREIGN = {
 
 
 def flags_of_scripts() -> set[str]:
-    scripts = [*ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *DOCS.glob("*.py")]
-    scripts += [*(ROOT / "alphastomics").rglob("*.py")]
+    scripts = [*ROOT.glob("*.py"), *DOCS.glob("*.py")]
+    for folder in ("alphastomics", "benchmarks", "examples"):
+        scripts += (ROOT / folder).rglob("*.py")
     sources = [path.read_text(encoding="utf-8") for path in scripts]
     return {flag for text in sources for flag in re.findall(r"\"--([a-z][\w-]*)\"", text)}
 
