@@ -18,7 +18,7 @@ from alphastomics.config import Config
 from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_values
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.spread import choose_devices
+from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import Request, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
@@ -28,7 +28,7 @@ from alphastomics.generation.evaluate import evaluate
 from alphastomics.io.files import write_text
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
-from alphastomics.preprocessing.resume import load_receipt, write_receipt
+from alphastomics.preprocessing.resume import load_marker, write_marker
 from alphastomics.preprocessing.schema import Metadata
 
 logger = logging.getLogger(__name__)
@@ -159,13 +159,13 @@ def held_out_run(
         "scores": scores,
     }
     judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
-    write_receipt(done, judged)
+    write_marker(done, judged)
     return judged
 
 
 def read_judged(path: Path) -> dict[str, Any]:
     """Read what an earlier call found; the number of epochs of the last training depends on it."""
-    record = load_receipt(path)
+    record = load_marker(path)
     if record is None:
         raise InputError(
             f"{path}: damaged: its content differs from its checksum; remove it, and the model is "

@@ -57,11 +57,11 @@ EVERYWHERE_LOGIT = -2.8
 
 MARKER_SHARE, FIELD_SHARE = 0.6, 0.25  # the rest is housekeeping
 MARKER_LOG_FOLD = (2.2, 0.4)
-FIELD_WAVES, FIELD_FREQUENCY, FIELD_LOG_SPREAD = 4, 1.6, 0.9
+FIELD_WAVES, FIELD_FREQUENCY, FIELD_LOG_STD = 4, 1.6, 0.9
 DROPOUT, SLIDE_UM = 0.3, 5000.0
 COMMON_DEPTH_STD, OWN_DEPTH_STD = 0.2, 0.5  # of the log depth of slices
 ENTRIES_AT_A_TIME, RECORD_FILE = 4_000_000, "simulation.json"
-BODY_KEY, POSE_KEY, COUNT_KEY, PANEL_KEY = 0, 1, 2, 3  # streams of the seed
+VOLUME_KEY, POSE_KEY, COUNT_KEY, PANEL_KEY = 0, 1, 2, 3  # streams of the seed
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,16 @@ def type_names() -> list[str]:
     return [f"{layer} {region}" for layer in LAYERS for region in REGIONS] + list(EVERYWHERE)
 
 
-def straightened(body_um: Float[ndarray, "N 3"]) -> Float[ndarray, "N 3"]:
+def straightened(volume_um: Float[ndarray, "N 3"]) -> Float[ndarray, "N 3"]:
     """Undo the bend and the axes' lengths: the body becomes the unit ball."""
-    unit = body_um / SEMI_AXES_UM
+    unit = volume_um / SEMI_AXES_UM
     unit[:, 1] -= BEND_UM * unit[:, 0] ** 2 / SEMI_AXES_UM[1]
     return unit
 
 
-def is_tissue(body_um: Float[ndarray, "N 3"]) -> Bool[ndarray, " N"]:
+def is_tissue(volume_um: Float[ndarray, "N 3"]) -> Bool[ndarray, " N"]:
     """Say which places lie in the body and outside its cavity."""
-    unit = straightened(body_um)
+    unit = straightened(volume_um)
     in_cavity = (((unit - CAVITY_CENTRE) / CAVITY_RADII) ** 2).sum(1) < 1
     return ((unit**2).sum(1) <= 1) & ~in_cavity
 
@@ -139,7 +139,7 @@ def make_panel(num_genes: int, rng: Generator) -> Panel:
         dispersion=rng.lognormal(np.log(4.0), 0.4, num_genes),
         frequency=rng.normal(0, FIELD_FREQUENCY, (num_genes, FIELD_WAVES, 3)),
         phase=rng.uniform(0, 2 * np.pi, (num_genes, FIELD_WAVES)),
-        amplitude=np.where(is_field, FIELD_LOG_SPREAD, 0.0),
+        amplitude=np.where(is_field, FIELD_LOG_STD, 0.0),
     )
 
 
@@ -261,7 +261,7 @@ def simulate_slice(settings: SimulationConfig, seed: int, index: int) -> "AnnDat
     import pandas as pd
     from anndata import AnnData
 
-    panel = make_panel(settings.genes, stream(seed, BODY_KEY))
+    panel = make_panel(settings.genes, stream(seed, VOLUME_KEY))
     rng = stream(seed, POSE_KEY, index)
     pose = slice_pose(settings, index, rng)
     spatial = place_cells(settings, index, pose, rng)

@@ -118,9 +118,9 @@ def one(way: str, source: Path, target: Path) -> None:
     WAYS[way](source, target)
     peak = peak_mb("self")
     if way == "alphastomics":
-        from alphastomics.preprocessing.guard import GUARD
+        from alphastomics.preprocessing.subprocess_reader import READER
 
-        peak += peak_mb(str(GUARD.pid))
+        peak += peak_mb(str(READER.pid))
     print(json.dumps({"peak_mb": peak}))
 
 

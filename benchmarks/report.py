@@ -17,7 +17,14 @@ from pathlib import Path as FilePath
 import numpy as np
 
 from alphastomics.generation.cells import InputCells
-from alphastomics.report.findings import Curve, Findings, Inside, NewTissue, Path, Placed
+from alphastomics.report.findings import (
+    Curve,
+    Findings,
+    Inside,
+    NewTissue,
+    Path,
+    PredictedPositions,
+)
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data
 
@@ -53,7 +60,7 @@ def made_up(points: int, genes: int) -> Findings:
         [("Cells", str(points))],
         cells,
         [f"gene {number}" for number in range(genes)],
-        Placed(position + shift, np.linalg.norm(shift, axis=1), spread),
+        PredictedPositions(position + shift, np.linalg.norm(shift, axis=1), spread),
         np.exp(waves - 1),
         NewTissue(position + shift, expression, np.arange(points)),
         Path(rows, np.linspace(1, 1 / 30, 30), noise * 1000, noise * 500),

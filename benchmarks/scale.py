@@ -127,9 +127,9 @@ def run_stage(stage: str, folder: Path, cells: int, options: argparse.Namespace)
     seconds, after = time.perf_counter() - started, os.times()
     peak = peak_mb("self")
     if stage == "preprocess":
-        from alphastomics.preprocessing.guard import GUARD
+        from alphastomics.preprocessing.subprocess_reader import READER
 
-        peak += peak_mb(str(GUARD.pid))
+        peak += peak_mb(str(READER.pid))
     processor = after.user + after.system - before.user - before.system
     found = {
         "cells": handled,

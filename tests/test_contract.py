@@ -31,7 +31,7 @@ loss    = DualModalLoss(lambda_expression=1.0, lambda_position=1.0, lambda_maske
 expr_out, pos_out, time_out = GatedSelfAttentionModel(...)(expression_features, diffusion_time, position_features)  # (B,N,E), (B,T), (B,N,3)
 """  # noqa: E501 - the contract's own lines
 CFG = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "training": {"batch_size": 64}}
-PLACES = {
+POSITION_KEYS = {
     "diffusion_model": "module noise loss sample train",
     "attn_model": "model transformer gated_attention moe layers",
     "preprocessing": "batch_loader",
@@ -101,9 +101,9 @@ def test_layers_take_the_documented_keywords_and_count_the_documented_parameters
     assert {"expert_usage", "entropy", "balance_loss"} <= set(experts.get_moe_stats())
 
 
-@pytest.mark.parametrize("package", PLACES)
+@pytest.mark.parametrize("package", POSITION_KEYS)
 def test_modules_lie_where_they_are_documented(package):
-    for name in PLACES[package].split():
+    for name in POSITION_KEYS[package].split():
         assert importlib.import_module(f"alphastomics.{package}.{name}")
 
 

@@ -73,8 +73,8 @@ def test_every_cell_lies_in_the_tissue():
 
 
 def test_slabs_of_a_3d_body_do_not_overlap():
-    heights = [data.obsm["spatial"][:, 2] for data in simulate(with_(SMALL, dims=3), 1)]
-    assert all(lower.max() <= upper.min() for lower, upper in pairwise(heights))
+    z_values = [data.obsm["spatial"][:, 2] for data in simulate(with_(SMALL, dims=3), 1)]
+    assert all(lower.max() <= upper.min() for lower, upper in pairwise(z_values))
 
 
 def test_counts_are_negative_binomial_with_the_stated_dropout():

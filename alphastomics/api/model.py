@@ -28,7 +28,7 @@ from alphastomics.api.notebook import (
     read_logged,
     score_frame,
 )
-from alphastomics.api.settings import Settings, settled
+from alphastomics.api.settings import Settings, updated
 from alphastomics.api.setup import (
     Setup,
     calling,
@@ -117,7 +117,7 @@ class AlphaSTomics(TrainedVerbs):
         if not parts:
             raise InputError("adata: the list is empty; give at least one AnnData")
         # What was asked for: what follows from the data does so anew in each training.
-        self.config = self._asked = settled(settings, keywords)
+        self.config = self._asked = updated(settings, keywords)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
         self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
         self._dims = self._common_dims()
@@ -200,7 +200,7 @@ class AlphaSTomics(TrainedVerbs):
             raise InputError("train: a model that was loaded has no slices; make one with them")
         if max_epochs is not None:
             keywords["max_epochs"] = max_epochs
-        self._asked = settled(self._asked, keywords)
+        self._asked = updated(self._asked, keywords)
         self.config = self._placed(self._asked)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._preprocess(overwrite=overwrite)
@@ -281,7 +281,7 @@ class AlphaSTomics(TrainedVerbs):
             Metrics in rows, modes and their methods in columns: `scores["expr_to_pos"]` is the
             table of a mode. `save` and `push_to_hub` put it into the card.
         """
-        model, config = self._trained(), settled(self.config, keywords)
+        model, config = self._trained(), updated(self.config, keywords)
         known = None
         if adata is not None:
             cells = self._cells(adata, config)

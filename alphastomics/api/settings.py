@@ -24,10 +24,10 @@ from alphastomics.errors import InputError
 
 Settings = Config | Mapping[str, Any] | str | Path | None
 # A model keeps its data and its run in its own folder.
-PLACES = ("data.processed_data_dir", "logging.save_dir")
+POSITION_KEYS = ("data.processed_data_dir", "logging.save_dir")
 
 
-def settled(settings: Settings, keywords: Mapping[str, Any]) -> Config:
+def updated(settings: Settings, keywords: Mapping[str, Any]) -> Config:
     """Overlay settings with keywords and check the whole."""
     document = document_of(settings)
     # The settings by themselves first: a keyword must not hide a mistake in them.
@@ -66,14 +66,14 @@ def keyword_paths() -> dict[str, str]:
     paths = [
         path
         for path in document_fields()
-        if path not in (*SECOND_NAMES, *PLACES) and not path.startswith("simulation.")
+        if path not in (*SECOND_NAMES, *POSITION_KEYS) and not path.startswith("simulation.")
     ]
     times = Counter(path.rpartition(".")[2] for path in paths)
     keys = {path.rpartition(".")[2]: path for path in paths}
     flags = {
         flag.name: flag.path
         for flag in COMMANDS["train"].flags
-        if flag.path is not None and flag.path not in PLACES and not flag.is_switch
+        if flag.path is not None and flag.path not in POSITION_KEYS and not flag.is_switch
     }
     return {name: path for name, path in keys.items() if times[name] == 1} | flags
 
@@ -83,7 +83,7 @@ def advice(name: str, known: list[str]) -> str:
     alike = [path for path in document_fields() if path.rpartition(".")[2] == name]
     if len(alike) > 1:
         return f"several settings end like that: give settings={{...}} with {' or '.join(alike)}"
-    if alike and alike[0] in PLACES:
+    if alike and alike[0] in POSITION_KEYS:
         return "data and run of a model are in its folder: give folder=..."
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else "`alphastomics config` prints all settings"

@@ -17,7 +17,7 @@ from anndata import AnnData
 from jaxtyping import Float, Float32
 
 from alphastomics.api.notebook import for_notebooks
-from alphastomics.api.settings import document_of, settled
+from alphastomics.api.settings import document_of, updated
 from alphastomics.api.setup import (
     Setup,
     calling,
@@ -46,7 +46,7 @@ from alphastomics.generation.cells import (
     require_enough,
 )
 from alphastomics.generation.commands import check_slices, read_cells
-from alphastomics.generation.frame import Framed, Reference, into_frame
+from alphastomics.generation.frame import FrameFit, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
@@ -146,7 +146,7 @@ class TrainedVerbs:
             slice_names=[BARE_POSITIONS],
         )
         check_slices(blank, self._trained().module)
-        made = self._generate(blank, POS_TO_EXPR.name, settled(self.config, keywords))
+        made = self._generate(blank, POS_TO_EXPR.name, updated(self.config, keywords))
         data = new_anndata(replace(blank, expression=made.expression), genes)
         put_into(data, made, blank, genes, POS_TO_EXPR.name)
         return data
@@ -175,7 +175,7 @@ class TrainedVerbs:
                 expected = f"a whole number of at least {least}"
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
-        made = self._generate(blank, JOINT.name, settled(self.config, keywords))
+        made = self._generate(blank, JOINT.name, updated(self.config, keywords))
         cells, made = as_tissue(blank, made, flat=self._trained().module.flat)
         data = new_anndata(cells, genes)
         put_into(data, made, cells, genes, JOINT.name)
@@ -203,7 +203,7 @@ class TrainedVerbs:
             A row per cell.
         """
         model = self._trained()
-        config = settled({**document_of(self.config), "extract": {"mode": mode}}, keywords)
+        config = updated({**document_of(self.config), "extract": {"mode": mode}}, keywords)
         trained = model.module.config
         set_size = trained.data.loading.set_size or trained.training.batch_size
         with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, mode):
@@ -272,11 +272,11 @@ class TrainedVerbs:
         self, adata: Any, mode: Mode, keywords: dict[str, Any], reference: Any = None
     ) -> tuple[Generated, InputCells]:
         """Generate for an AnnData, bring it into a frame, and write the result into it."""
-        config = settled(self.config, keywords)
+        config = updated(self.config, keywords)
         cells = self._cells(adata, config)
         frame = None if reference is None else self._frame(reference, config)
         made = self._generate(cells, mode, config)
-        framed: list[Framed] = []
+        framed: list[FrameFit] = []
         if frame is not None:
             mirrored = self._trained().module.config.loss.reflection
             cells, made, framed = into_frame(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 RANK = 8
 # Amplitude, slope and shift.
 NUM_FACTORS = 3
-START_SPREAD = 0.1
+START_STD = 0.1
 
 
 class GeneCurve(nn.Module):
@@ -31,7 +31,7 @@ class GeneCurve(nn.Module):
     def __init__(self, num_genes: int, d_model: int) -> None:
         super().__init__()
         self.ways = nn.Linear(d_model, NUM_FACTORS * RANK)
-        mixing = torch.randn(NUM_FACTORS, RANK, num_genes) * START_SPREAD
+        mixing = torch.randn(NUM_FACTORS, RANK, num_genes) * START_STD
         # Every curve starts as none.
         mixing[0] = 0
         self.mixing = nn.Parameter(mixing)

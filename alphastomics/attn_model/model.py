@@ -26,7 +26,7 @@ from alphastomics.tasks import tasks_of
 _SIZE = ModelConfig()
 _SETTINGS = LayerConfig()
 # Small beside standardised expression, yet not zero: hidden is told from zero from the first step.
-UNSEEN_SPREAD = 0.1
+UNSEEN_STD = 0.1
 
 
 class Auxiliary(NamedTuple):
@@ -74,7 +74,7 @@ def known_values(
     return expression
 
 
-def placed_at_start(
+def position_at_start(
     position: Float[Tensor, "B N 3"],
     expected: Float[Tensor, "B N 3"] | None,
     diffusion_time: Float[Tensor, "B T"],
@@ -155,7 +155,7 @@ class Model(nn.Module):
             if expects_positions and smoothing_rounds
             else None
         )
-        self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_SPREAD)
+        self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_STD)
         self.unseen_share = nn.Linear(2, d_model, bias=False)
 
     @classmethod
@@ -251,7 +251,7 @@ class Model(nn.Module):
             keep_hidden=output_hidden_states,
         )
         states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
-        placed = placed_at_start(output.position, expected, diffusion_time)
+        placed = position_at_start(output.position, expected, diffusion_time)
         return Prediction(output.expression, placed, self._auxiliary(output, states))
 
     def prepare(

@@ -41,7 +41,7 @@ SKIP_LOG_NORMALIZE = Flag(
     help="Leave out normalisation to 1e4 and log1p: it was done before.",
     hyphenated=True,
 )
-SPREAD = [
+STD = [
     Flag("workers", f"{PREPROCESSING}.workers"),
     Flag(
         "scheduler",
@@ -90,7 +90,7 @@ COMMANDS = {
                 default="the sorted union of all genes",
             ),
             *SPLIT,
-            *SPREAD,
+            *STD,
             OVERWRITE,
             *SEEDS,
             VERBOSE,
@@ -101,7 +101,7 @@ COMMANDS = {
         [
             *SLICE_INPUT,
             path_flag("gene_list_file", "File with one gene a line.", required=True),
-            *SPREAD,
+            *STD,
             OVERWRITE,
             VERBOSE,
         ],
@@ -114,7 +114,7 @@ COMMANDS = {
             CONFIG,
             SET,
             *SPLIT,
-            *SPREAD,
+            *STD,
             OVERWRITE,
             *SEEDS,
             VERBOSE,

@@ -40,7 +40,7 @@ from alphastomics.io.files import write_bytes, write_text
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-OWN_KEY, SEAL_KEY = "alphastomics", "sha256"
+OWN_KEY, CHECKSUM_KEY = "alphastomics", "sha256"
 MODEL_PREFIX = "model."
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
@@ -105,15 +105,15 @@ def _feed(hasher: Any, value: Any) -> None:
         hasher.update(f"{type(value).__name__} {value!r}".encode())
 
 
-class SealedCheckpointIO(TorchCheckpointIO):
+class ChecksummedCheckpointIO(TorchCheckpointIO):
     """Lightning's reading and writing of checkpoints, whole and sealed."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         """Write a checkpoint, complete or not at all."""
-        content = plain({key: value for key, value in checkpoint.items() if key != SEAL_KEY})
-        content[SEAL_KEY] = digest(content)
+        content = plain({key: value for key, value in checkpoint.items() if key != CHECKSUM_KEY})
+        content[CHECKSUM_KEY] = digest(content)
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         # In memory first: on a full disk torch's own writer fails without saying why.
@@ -151,7 +151,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     content = load_plain(path, "a checkpoint of AlphaSTomics", MOST_PICKLED)
-    if not isinstance(content, dict) or OWN_KEY not in content or SEAL_KEY not in content:
+    if not isinstance(content, dict) or OWN_KEY not in content or CHECKSUM_KEY not in content:
         raise InputError(f"{path}: not a checkpoint of AlphaSTomics")
     found = content[OWN_KEY].get("format") if isinstance(content[OWN_KEY], dict) else None
     if found != FORMAT:
@@ -159,8 +159,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: checkpoint format {found!r}; this version ({__version__}) reads format "
             f"{FORMAT}: use the version of AlphaSTomics that wrote it"
         )
-    seal = content.pop(SEAL_KEY)
-    if digest(content) != seal:
+    checksum = content.pop(CHECKSUM_KEY)
+    if digest(content) != checksum:
         raise InputError(f"{path}: altered since it was written: its content differs from its seal")
     require_card(content[OWN_KEY], path)
     weights = content.get("state_dict")
@@ -219,7 +219,7 @@ def sign(checkpoint: dict[str, Any], module: TrainerModule) -> None:
         logger.warning("%s: the commands will refuse this checkpoint; a Trainer reads it", error)
         return
     checkpoint.update(content)
-    checkpoint[SEAL_KEY] = digest(content)
+    checkpoint[CHECKSUM_KEY] = digest(content)
 
 
 def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, data: str) -> None:
@@ -285,9 +285,9 @@ def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Pat
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in module.average.state_dict().items()}
-    write_bytes(folder / WEIGHTS_FILE, save(weights, metadata={SEAL_KEY: digest(weights)}))
+    write_bytes(folder / WEIGHTS_FILE, save(weights, metadata={CHECKSUM_KEY: digest(weights)}))
     card = json.loads(json.dumps(card_of(module, genes)))
-    card[SEAL_KEY] = digest(card)
+    card[CHECKSUM_KEY] = digest(card)
     write_text(folder / CONFIG_FILE, json.dumps(card, indent=2) + "\n")
     return folder / WEIGHTS_FILE
 
@@ -306,7 +306,7 @@ def import_weights(
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             module = module_of(card, shapes, folder / CONFIG_FILE, kind)
             found = {name: file.get_tensor(name) for name in names}
-            seal = (file.metadata() or {}).get(SEAL_KEY)
+            checksum = (file.metadata() or {}).get(CHECKSUM_KEY)
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{path}: cannot be read as safetensors: it is truncated or damaged"
@@ -315,7 +315,7 @@ def import_weights(
         raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
     # The seal was made in the network's own order, which the file does not keep.
     weights = {name: found[name] for name in module.average.state_dict()}
-    if digest(weights) != seal:
+    if digest(weights) != checksum:
         raise InputError(f"{path}: altered since it was written: its content differs from its seal")
     try:
         for network in (module.average, module.model):
@@ -340,7 +340,7 @@ def read_card(path: Path) -> dict[str, Any]:
     wanted = {"format", "config", "genes", "position_scale", "normalization", "flat"}
     if not isinstance(card, dict) or not wanted <= card.keys() or card["format"] != FORMAT:
         raise InputError(f"{path}: not the card of a model that this version ({__version__}) reads")
-    if card.pop(SEAL_KEY, None) != digest(card):
+    if card.pop(CHECKSUM_KEY, None) != digest(card):
         raise InputError(
             f"{path}: altered since it was written, or by a version before 0.2: its content "
             "differs from its checksum; copy it again, or export it again"

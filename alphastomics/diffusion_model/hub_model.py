@@ -34,7 +34,7 @@ from alphastomics.io.hub import (
     markdown_table,
     plain,
 )
-from alphastomics.preprocessing.resume import CHECKSUM_KEY, unaltered, write_receipt
+from alphastomics.preprocessing.resume import CHECKSUM_KEY, unaltered, write_marker
 
 RECORD_FILE = "record.json"
 REPORT_FILE = "report.json"  # what `train` writes at the end of a run
@@ -117,7 +117,7 @@ def write_model(folder: Path, model: TrainedModel, name: str, licence: Licence) 
     """Write a model folder; only its own four files are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CARD_FILE, model_card(model, name, licence))
-    write_receipt(folder / RECORD_FILE, model.record)
+    write_marker(folder / RECORD_FILE, model.record)
     export_weights(model.module, model.genes, folder)
 
 

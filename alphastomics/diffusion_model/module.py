@@ -18,7 +18,8 @@ from torch import Tensor
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.config import Config
 from alphastomics.config.file import as_config
-from alphastomics.diffusion_model.average import average_decay, update_average
+from alphastomics.diffusion_model.deepspeed import ZeroStrategy
+from alphastomics.diffusion_model.ema import average_decay, update_average
 from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
@@ -27,16 +28,20 @@ from alphastomics.diffusion_model.loss import (
     position_error,
 )
 from alphastomics.diffusion_model.noise import NoiseModel
-from alphastomics.diffusion_model.randomness import Draws, draw_for_sets, set_keys, stream_seed
+from alphastomics.diffusion_model.randomness import (
+    StepRandomness,
+    draw_for_sets,
+    set_keys,
+    stream_seed,
+)
 from alphastomics.diffusion_model.step import Scored, Seen, named_terms
 from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
-from alphastomics.diffusion_model.zero import ZeroStrategy
 from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered
 from alphastomics.utils.dataholder import DataHolder
 
 # Draws of time and noise for each validation batch: few sets make one draw a poor estimate.
-VALIDATION_DRAWS = 4
+VALIDATION_SAMPLES = 4
 
 
 class AlphaSTomicsModule(TrainerModule):
@@ -122,7 +127,7 @@ class AlphaSTomicsModule(TrainerModule):
             moved = moved @ turn.mT
         return moved.to(batch.expression.dtype)
 
-    def score(self, batch: DataHolder, draws: Draws) -> Scored:
+    def score(self, batch: DataHolder, draws: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the way of a batch."""
         settings, times = self.config.diffusion, draws.times
         seen = Seen(
@@ -135,7 +140,7 @@ class AlphaSTomicsModule(TrainerModule):
             self.noise_model.network_time(times, batch.expression.dtype),
         )
         again = self.smoothed(batch, seen)
-        turn = self.turn_of(batch, draws, seen, again)
+        turn = self.rotation_of(batch, draws, seen, again)
         true = Cells(batch.expression, self.inner_positions(batch, turn))
         noised_position = self.noise_model.noised(
             true.position, draws.position, times[:, 1], settings.nu_position
@@ -199,8 +204,8 @@ class AlphaSTomicsModule(TrainerModule):
         return (times[:, 0] > 0) | (times[:, 1] < self.noise_model.num_timesteps)
 
     @torch.no_grad()
-    def turn_of(
-        self, batch: DataHolder, draws: Draws, seen: Seen, smoothed: Tensor | None
+    def rotation_of(
+        self, batch: DataHolder, draws: StepRandomness, seen: Seen, smoothed: Tensor | None
     ) -> Float[Tensor, "B 3 3"]:
         """Turn sets whose expression is given into the frame that the network itself would choose.
 
@@ -235,7 +240,7 @@ class AlphaSTomicsModule(TrainerModule):
             turn[given] = found[given[asked]]
         return turn
 
-    def draw(self, batch: DataHolder, *purpose: int | str) -> Draws:
+    def draw(self, batch: DataHolder, *purpose: int | str) -> StepRandomness:
         """Draw the randomness of a batch: a pure function of seed, purpose and sets."""
         seed = self.config.seed.global_seed
         keys = set_keys(batch.cell_id)
@@ -294,7 +299,7 @@ class AlphaSTomicsModule(TrainerModule):
 
     def log_held_out(self, batch: DataHolder, stage: str, purpose: str) -> None:
         """Log the loss of held-out cells, averaged over several samples of time and noise."""
-        for number in range(VALIDATION_DRAWS):
+        for number in range(VALIDATION_SAMPLES):
             scored = self.score(batch, self.draw(batch, purpose, number))
             values = named_terms(stage, scored.terms)
             self.log_dict(values, batch_size=int(batch.node_mask.sum()), sync_dist=True)

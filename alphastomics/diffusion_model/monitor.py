@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from alphastomics.attn_model.inspection import gate_moments, record
 from alphastomics.attn_model.routing import balance_loss, expert_use, normalized_use_entropy
+from alphastomics.diffusion_model.deepspeed import gradient_of
 from alphastomics.diffusion_model.module import AlphaSTomicsModule, whole_tensor
 from alphastomics.diffusion_model.step import named_terms
-from alphastomics.diffusion_model.zero import gradient_of
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ ENTROPY_FLOOR, GATE_CEILING = 0.5, 0.95
 GRADIENT_CEILING, GRADIENT_FLOOR = 10.0, 0.01
 # One small gradient is chance, three in a row are not; and a run of 300 steps has three looks.
 LOOKS_BEFORE_WARNING = 3
-FLAT_CHANGE = 1e-4  # relative: a norm that moves less over three looks is flat
+UNCHANGED = 1e-4  # relative: a norm that moves less over three looks is flat
 PROBE_TIMES = (0.1, 0.5, 0.9)
 
 ADVICE = {
@@ -160,7 +160,7 @@ class Monitor(pl.Callback):
             return values
         self.norms.append(norm)
         change = max(self.norms) - min(self.norms)
-        frozen = len(self.norms) == LOOKS_BEFORE_WARNING and change <= FLAT_CHANGE * norm
+        frozen = len(self.norms) == LOOKS_BEFORE_WARNING and change <= UNCHANGED * norm
         return values | {
             "time_cond/modulation_l2_norm": norm,
             "time_cond/frozen_warning": self.episodes.update(

@@ -19,7 +19,7 @@ from alphastomics.diffusion_model.masking import Hidden, draw_hidden
 from alphastomics.diffusion_model.noise import NoiseModel, centered_noise, draw_noise
 
 
-class Draws(NamedTuple):
+class StepRandomness(NamedTuple):
     """What a batch draws.
 
     Times (B, 2), a turn of each set (B, 3, 3), noise of expression (B, N, G) and of position
@@ -71,7 +71,7 @@ def set_keys(cell_id: Int[Tensor, "B N"]) -> list[str]:
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 
-def random_turn(generator: Generator, *, reflection: bool) -> Float[Tensor, "3 3"]:
+def random_rotation(generator: Generator, *, reflection: bool) -> Float[Tensor, "3 3"]:
     """Draw a rotation of space, uniformly, and mirror it in half of the draws where allowed.
 
     The rotation of a random unit quaternion (Shoemake 1992); -1 times a rotation is a mirror image.
@@ -100,7 +100,7 @@ def draw_for_sets(
     seeds: list[int],
     *,
     reflection: bool,
-) -> Draws:
+) -> StepRandomness:
     """Draw what a batch needs, set by set.
 
     Parameters
@@ -126,12 +126,12 @@ def draw_for_sets(
         hidden = draw_hidden(masking, one, times > 0, step, generator)
         noise = draw_noise(tuple(one.shape), real, generator, dtype)
         shift = centered_noise((1, one.shape[1], 3), real, generator, dtype)
-        turn = random_turn(generator, reflection=reflection)[None].to(device)
+        turn = random_rotation(generator, reflection=reflection)[None].to(device)
         if int(times[0, 1]) == 0:
             # Positions that are given keep their frame: in an atlas it says where a cell is.
             turn = torch.eye(3, dtype=turn.dtype, device=device)[None]
-        parts.append(Draws(times, turn, noise, shift, hidden))
-    return Draws(
+        parts.append(StepRandomness(times, turn, noise, shift, hidden))
+    return StepRandomness(
         torch.cat([part.times for part in parts]),
         torch.cat([part.turn for part in parts]),
         torch.cat([part.expression for part in parts]),

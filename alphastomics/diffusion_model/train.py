@@ -23,7 +23,7 @@ from alphastomics.diffusion_model.callbacks import (
 )
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
-    SealedCheckpointIO,
+    ChecksummedCheckpointIO,
     card_of,
     export_weights,
     load_module,
@@ -35,7 +35,7 @@ from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
 from alphastomics.diffusion_model.sanity import SanityCheck
 from alphastomics.diffusion_model.slice_preparation import rotate_slices, slice_smoother
-from alphastomics.diffusion_model.spread import (
+from alphastomics.diffusion_model.strategy import (
     choose_devices,
     choose_precision,
     choose_strategy,
@@ -48,7 +48,7 @@ from alphastomics.errors import InputError
 from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
-from alphastomics.preprocessing.resume import write_receipt
+from alphastomics.preprocessing.resume import write_marker
 from alphastomics.preprocessing.schema import Metadata
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def make_trainer(
             logger=make_loggers(config, folder, csv_log),
             log_every_n_steps=config.logging.log_every_n_steps,
             callbacks=callbacks,
-            plugins=[SealedCheckpointIO()],
+            plugins=[ChecksummedCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -321,8 +321,10 @@ def make_module(config: Config, metadata: Metadata) -> TrainedModule:
     module.normalization = metadata.normalization.model_dump()
     module.slice_names = [record.name for record in metadata.slices]
     module.training_digest = metadata.training_digest
-    heights = {record.z for record in metadata.slices}
-    module.flat = None not in heights and (len(heights) == 1 or not mixes_slices(config, metadata))
+    z_values = {record.z for record in metadata.slices}
+    module.flat = None not in z_values and (
+        len(z_values) == 1 or not mixes_slices(config, metadata)
+    )
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
     return module
 
@@ -384,6 +386,6 @@ def conclude(
         summary["milliseconds_per_step"] = split.table()
     module, genes = load_module(best)
     summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
-    write_receipt(folder.path / "report.json", summary)
+    write_marker(folder.path / "report.json", summary)
     folder.mark("finished", step=trainer.global_step)
     return summary

@@ -126,12 +126,12 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         if not self.knows_scale:
             self.learn_scale(scale_of_metadata(metadata, mixed=mixed))
         if not self.genes:
-            heights = {record.z for record in metadata.slices}
+            z_values = {record.z for record in metadata.slices}
             self.genes = metadata.genes
             self.normalization = metadata.normalization.model_dump()
             self.slice_names = [record.name for record in metadata.slices]
             self.training_digest = metadata.training_digest
-            self.flat = None not in heights and (len(heights) == 1 or not mixed)
+            self.flat = None not in z_values and (len(z_values) == 1 or not mixed)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale, and the checksum of it all."""

@@ -88,7 +88,7 @@ def require_finite(finite: Bool[Tensor, "N K"], what: str) -> None:
         )
 
 
-def require_spread(true: Float[Tensor, "N D"]) -> None:
+def require_extent(true: Float[Tensor, "N D"]) -> None:
     """Refuse a truth whose cells all lie at one place: there is nothing to predict."""
     if bool((true == true[:1]).all()):
         raise InputError(

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 
 from alphastomics.errors import InputError
 
-LEAST_DRAWS = 2
+LEAST_SAMPLES = 2
 
 
 class Envelope(NamedTuple):
@@ -23,7 +23,7 @@ class Envelope(NamedTuple):
     low: Float[ndarray, "N K"]
     high: Float[ndarray, "N K"]
     deviation: Float[ndarray, "N K"]
-    num_draws: int
+    num_samples: int
 
 
 class Calibration(NamedTuple):
@@ -41,7 +41,7 @@ class Calibration(NamedTuple):
 
     coverage: float
     expected: float
-    error_over_spread: float
+    error_over_std: float
     spearman: float
 
 
@@ -55,22 +55,20 @@ def calibration(
     estimate: Float[ndarray, "N K"], true: Float[ndarray, "N K"], found: Envelope
 ) -> Calibration:
     """Compare the spread of draws with the error of the estimate, in one frame."""
-    if found.num_draws < LEAST_DRAWS:
+    if found.num_samples < LEAST_SAMPLES:
         raise InputError(
-            f"calibration: {found.num_draws} draw(s); at least {LEAST_DRAWS} are needed"
+            f"calibration: {found.num_samples} draw(s); at least {LEAST_SAMPLES} are needed"
         )
     inside = (found.low <= true) & (true <= found.high)
     error = np.square(estimate.astype(np.float64) - true).sum(1)
     spread = np.square(found.deviation.astype(np.float64)).sum(1)
-    expected = (found.num_draws - 1) / (found.num_draws + 1)
+    expected = (found.num_samples - 1) / (found.num_samples + 1)
     return Calibration(
-        float(inside.mean()), expected, *error_and_spread(np.sqrt(error), np.sqrt(spread))
+        float(inside.mean()), expected, *error_and_std(np.sqrt(error), np.sqrt(spread))
     )
 
 
-def error_and_spread(
-    error: Float[ndarray, " N"], spread: Float[ndarray, " N"]
-) -> tuple[float, float]:
+def error_and_std(error: Float[ndarray, " N"], spread: Float[ndarray, " N"]) -> tuple[float, float]:
     """Return root mean square error over root mean square std, and their rank correlation.
 
     The one definition of both: infinite without any std, and 0 where either is constant.

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from alphastomics.evaluation.arrays import Array, position_pair, require_spread
+from alphastomics.evaluation.arrays import Array, position_pair, require_extent
 from alphastomics.geometry import best_rotation
 
 
@@ -52,7 +52,7 @@ def procrustes(
     prediction of one single place gets. Without scale it has no upper bound.
     """
     p, t = position_pair(predicted, true, least=2)
-    require_spread(t)
+    require_extent(t)
     error = aligned(p, t, scale=scale, reflection=reflection) - t
     return float(error.square().sum() / (t - t.mean(0)).square().sum())
 

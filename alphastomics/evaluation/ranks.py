@@ -20,7 +20,7 @@ from alphastomics.evaluation.arrays import (
     Array,
     in_threads,
     position_pair,
-    require_spread,
+    require_extent,
     spans,
     squared_distances,
 )
@@ -38,7 +38,7 @@ def distance_spearman(
     One whose predicted distances alone are all equal has found none: 0.
     """
     p, t = position_pair(predicted, true, least=3)
-    require_spread(t)
+    require_extent(t)
     if p.device.type != "cpu":
         rows = spans(len(p), 8 * len(p), p.device)
         return torch.cat([spearman_by_sorting(p, t, row) for row in rows])

@@ -365,7 +365,7 @@ CALIBRATION_METRICS = (
     ),
     Metric(
         "spread_error_ratio",
-        lambda found: found.error_over_spread,
+        lambda found: found.error_over_std,
         "nearest",
         "Error over std",
         "1: the std is right; above: too sure.",

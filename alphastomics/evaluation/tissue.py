@@ -93,7 +93,7 @@ def measured_part(tissue: Tissue, measured: Bool[ndarray, " G"]) -> Tissue:
     return Tissue(tissue.expression[:, measured], tissue.position)
 
 
-def shuffled_places(tissue: Tissue, generator: torch.Generator) -> Tissue:
+def shuffled_positions(tissue: Tissue, generator: torch.Generator) -> Tissue:
     """Give each cell the place of another: the right cells in no order."""
     order = torch.randperm(len(tissue.position), generator=generator).numpy()
     return Tissue(tissue.expression, tissue.position[order])

@@ -72,7 +72,7 @@ class Labels(NamedTuple):
 def extract(config: Config, request: Request) -> dict[str, Any]:
     """Write an embedding per cell; return a summary."""
     output = chosen_output(config.extract, request.given)
-    require_place(output, overwrite=request.overwrite)
+    require_target(output, overwrite=request.overwrite)
     require_not_read(output, request.checkpoint, Path(config.data.processed_data_dir))
     module, genes = load_module(request.checkpoint)
     folder = DataFolder(config.data.processed_data_dir)
@@ -139,7 +139,7 @@ def chosen_output(settings: ExtractConfig, given: frozenset[str]) -> Path:
     return output
 
 
-def require_place(output: Path, *, overwrite: bool) -> None:
+def require_target(output: Path, *, overwrite: bool) -> None:
     """Refuse an output that cannot be written, before any work is done."""
     if output.is_dir():
         raise InputError(f"{output}: is a folder; name a file in it, such as {output}/cells.npz")

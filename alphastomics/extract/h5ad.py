@@ -29,7 +29,7 @@ from alphastomics.extract.folder import (
     Request,
     embedding,
     require_finite_rows,
-    require_place,
+    require_target,
     stored,
     summary,
 )
@@ -37,7 +37,7 @@ from alphastomics.io.files import replacing, require_file, require_space
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
-from alphastomics.preprocessing.guard import guarded
+from alphastomics.preprocessing.inspection import SLICE_KEY, slice_codes, slice_names
 from alphastomics.preprocessing.normalize import (
     Moments,
     log_normalized,
@@ -47,7 +47,7 @@ from alphastomics.preprocessing.normalize import (
 )
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
-from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
     path = request.input_data
     assert path is not None
     output = chosen_output(config.extract, path, request.given)
-    require_place(output, overwrite=request.overwrite)
+    require_target(output, overwrite=request.overwrite)
     # The input itself may be the output: all that it holds stays, and embeddings are added.
     require_not_read(output, request.checkpoint)
     if "max_samples" in request.given:
@@ -154,7 +154,7 @@ def source_of(
 ) -> Iterator[Source]:
     """Open a file and check that it can be embedded."""
     key = config.data.preprocessing.position_key
-    with guarded(path) as root:
+    with in_subprocess(path) as root:
         obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
         cells, found = len(obs), var.names(0, len(var)).to_pylist()
         if cells < LEAST_CELLS:

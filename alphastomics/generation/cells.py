@@ -22,7 +22,7 @@ from alphastomics.io.files import require_file
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.genes import align, require_unique
-from alphastomics.preprocessing.guard import guarded
+from alphastomics.preprocessing.inspection import SLICE_KEY, slice_codes, slice_names
 from alphastomics.preprocessing.normalize import (
     densified,
     log_normalized,
@@ -32,7 +32,7 @@ from alphastomics.preprocessing.normalize import (
 from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
-from alphastomics.preprocessing.survey import SLICE_KEY, slice_codes, slice_names
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def read_h5ad(
 ) -> InputCells:
     """Read an AnnData file: align its genes, normalise as in training; it may lack coordinates."""
     settings = config.data.preprocessing
-    with guarded(path) as root:
+    with in_subprocess(path) as root:
         obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
         cells, found = len(obs), var.names(0, len(var)).to_pylist()
         require_enough(cells, path)

@@ -23,7 +23,7 @@ from alphastomics.generation.cells import (
 )
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.frame import (
-    Framed,
+    FrameFit,
     Landmarks,
     Reference,
     into_frame,
@@ -41,7 +41,7 @@ from alphastomics.generation.output import (
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
-from alphastomics.preprocessing.resume import write_receipt
+from alphastomics.preprocessing.resume import write_marker
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def sample(
     made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
         cells, made = as_tissue(cells, made, flat=module.flat)
-    framed: list[Framed] = []
+    framed: list[FrameFit] = []
     if known is not None and frame is not None:
         cells, made, framed = into_frame(
             *(cells, made, known),
@@ -291,5 +291,5 @@ def test(
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
-    write_receipt(target, scores)
+    write_marker(target, scores)
     return {"output": str(target), **scores}

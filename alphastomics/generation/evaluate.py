@@ -16,7 +16,7 @@ from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.evaluation.calibration import (
-    LEAST_DRAWS,
+    LEAST_SAMPLES,
     Envelope,
     calibration,
     envelope,
@@ -35,8 +35,8 @@ from alphastomics.generation.baselines import (
     position_baselines,
 )
 from alphastomics.generation.cells import InputCells, centred, with_enough_cells
+from alphastomics.generation.estimators import MeanAndSample, mean_and_sample
 from alphastomics.generation.evaluate_joint import joint_scores
-from alphastomics.generation.products import Products, both_products
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, tasks_of
 
@@ -55,17 +55,17 @@ def evaluate(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = tasks_of(module.config.training.mode)
     if EXPR_TO_POS in able:
-        made = both_products(module, cells, EXPR_TO_POS.name, settings, seed)
+        made = mean_and_sample(module, cells, EXPR_TO_POS.name, settings, seed)
         methods = {
             MODEL: made.estimate.position.__getitem__,
             MODEL_SAMPLE: made.sample.position.__getitem__,
             **position_baselines(cells, known, seed),
         }
-        found = scored(cells, methods, place_scores)
-        found[MODEL] |= over_slices(cells, lambda rows: place_calibration(cells, rows, made))
+        found = scored(cells, methods, position_scores_of)
+        found[MODEL] |= over_slices(cells, lambda rows: position_calibration(cells, rows, made))
         scores[EXPR_TO_POS.name] = found
     if POS_TO_EXPR in able:
-        values = both_products(module, cells, POS_TO_EXPR.name, settings, seed, known)
+        values = mean_and_sample(module, cells, POS_TO_EXPR.name, settings, seed, known)
         methods = {
             MODEL: values.estimate.expression.__getitem__,
             MODEL_SAMPLE: values.sample.expression.__getitem__,
@@ -129,7 +129,7 @@ def over_slices(
     return totals
 
 
-def place_scores(cells: InputCells, rows: np.ndarray, predicted: Any) -> dict[str, float]:
+def position_scores_of(cells: InputCells, rows: np.ndarray, predicted: Any) -> dict[str, float]:
     """Score predicted places of one slice, in the dimensions that it has."""
     assert cells.position is not None
     labels = None if cells.cell_type is None else cells.cell_type[rows]
@@ -161,9 +161,11 @@ def value_scores(
     return scores | type_scores(shown, cells.cell_type[rows].astype(str), real, seed=seed)
 
 
-def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
+def position_calibration(
+    cells: InputCells, rows: np.ndarray, made: MeanAndSample
+) -> dict[str, float]:
     """Compare the std that `sample` writes with the error, in the frame of the truth."""
-    if len(made.draws) < LEAST_DRAWS:
+    if len(made.draws) < LEAST_SAMPLES:
         return {}
     assert cells.position is not None
     true = cells.position[rows, : cells.dims]
@@ -175,13 +177,13 @@ def place_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> di
     return values_of(CALIBRATION_METRICS, calibration(estimate.numpy(), true, found))
 
 
-def value_calibration(cells: InputCells, rows: np.ndarray, made: Products) -> dict[str, float]:
+def value_calibration(cells: InputCells, rows: np.ndarray, made: MeanAndSample) -> dict[str, float]:
     """Compare the spread of generated expression with its error, over the measured genes."""
-    if made.envelope.num_draws < LEAST_DRAWS:
+    if made.envelope.num_samples < LEAST_SAMPLES:
         return {}
     genes = np.flatnonzero(cells.measured[cells.slice_id[rows[0]]])
     low, high, deviation = (part[np.ix_(rows, genes)] for part in made.envelope[:3])
-    found = Envelope(low, high, deviation, made.envelope.num_draws)
+    found = Envelope(low, high, deviation, made.envelope.num_samples)
     part = np.ix_(rows, genes)
     return values_of(
         CALIBRATION_METRICS,

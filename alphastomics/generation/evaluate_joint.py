@@ -28,7 +28,7 @@ from alphastomics.evaluation.tissue import (
     Tissue,
     measured_part,
     shuffled_genes,
-    shuffled_places,
+    shuffled_positions,
 )
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate
@@ -143,6 +143,6 @@ def by_chance(real: Tissue, seed: int) -> dict[str, Tissue]:
     """Shuffle real tissue: its places alone, or each gene by itself."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        SHUFFLED: shuffled_places(real, generator),
+        SHUFFLED: shuffled_positions(real, generator),
         SHUFFLED_GENES: shuffled_genes(real, generator),
     }

@@ -28,7 +28,7 @@ from alphastomics.io.files import require_file
 logger = logging.getLogger(__name__)
 
 NEIGHBOURS, COMPONENTS = 10, 50  # of a cell in the reference's expression
-LEAST_SPREAD = 1e-3  # of the second axis over the first: less is a line, of the third: a plane
+LEAST_EXTENT = 1e-3  # of the second axis over the first: less is a line, of the third: a plane
 SHOWN_NAMES = 3
 ROW_NUMBERS_PER_CELL = 100  # a file holds at least this share of the cells that it counts
 
@@ -44,13 +44,13 @@ class Transform(NamedTuple):
         """Bring places into the frame."""
         return self.scale * position @ self.rotation.T + self.shift
 
-    def turn_spread(self, spread: Float[np.ndarray, "N 3"]) -> Float64[np.ndarray, "N 3"]:
+    def rotation_std(self, spread: Float[np.ndarray, "N 3"]) -> Float64[np.ndarray, "N 3"]:
         """Bring the spread of each axis into the frame, axes taken as independent."""
         return self.scale * np.sqrt(np.square(spread, dtype=np.float64) @ self.rotation.T**2)
 
 
 @dataclass(frozen=True)
-class Places:
+class KnownPositions:
     """Known places of some cells of a slice: which cells, and where.
 
     Expected places lie nearer to the middle than true ones do: where they are no measure of size,
@@ -62,7 +62,7 @@ class Places:
     radius: float | None = None
 
 
-class Framed(NamedTuple):
+class FrameFit(NamedTuple):
     """How a slice was brought into the frame, and how well its known places were met."""
 
     slice_name: str
@@ -132,7 +132,7 @@ def into_frame(
     by_name: bool,
     scale: bool,
     reflection: bool,
-) -> tuple[InputCells, Generated, list[Framed]]:
+) -> tuple[InputCells, Generated, list[FrameFit]]:
     """Bring every slice into the frame, each by itself.
 
     Parameters
@@ -165,9 +165,9 @@ def into_frame(
         fit = fitted(moving, known, dims=dims, scale=scale, reflection=reflection, where=where)
         off = fit.apply(moving) - known.position
         rms = float(np.sqrt((off**2).sum(1).mean()))
-        framed.append(Framed(name, kind, len(known.rows), rms, fit))
+        framed.append(FrameFit(name, kind, len(known.rows), rms, fit))
         position[rows] = fit.apply(start[rows])
-        spread[rows] = fit.turn_spread(made.position_std[rows])
+        spread[rows] = fit.rotation_std(made.position_std[rows])
         logger.info("%s: %d %s, met to %.4g", where, len(known.rows), kind, rms)
     made = replace(made, position=position, position_std=spread)
     return replace(cells, dims=dims), made, framed
@@ -175,7 +175,7 @@ def into_frame(
 
 def _known_places(
     cells: InputCells, made: Generated, frame: Landmarks | Reference, *, by_name: bool
-) -> tuple[list[Places], str]:
+) -> tuple[list[KnownPositions], str]:
     """Find the known places of each slice, and say what kind they are."""
     numbers = range(len(cells.slice_names))
     if isinstance(frame, Landmarks):
@@ -194,7 +194,9 @@ def _known_places(
         }
         named = _named_places(cells, place)
         return [named(number) for number in numbers], "cells in common"
-    return [expected_places(cells, made, number, frame) for number in numbers], "cells by likeness"
+    return [
+        expected_positions(cells, made, number, frame) for number in numbers
+    ], "cells by likeness"
 
 
 def are_row_numbers(names: Sequence[str]) -> bool:
@@ -219,10 +221,10 @@ def _require_names(frame: Landmarks, names: Sequence[str]) -> None:
 
 def _named_places(
     cells: InputCells, place: dict[str, tuple[float, ...]]
-) -> Callable[[int], Places]:
+) -> Callable[[int], KnownPositions]:
     names = np.array(cells.names, dtype=object)
 
-    def of_slice(number: int) -> Places:
+    def of_slice(number: int) -> KnownPositions:
         rows = np.array(
             [row for row in cells.rows_of(number) if names[row] in place], dtype=np.int64
         )
@@ -230,12 +232,14 @@ def _named_places(
         for line, row in enumerate(rows):
             found = place[names[row]]
             at[line, : len(found)] = found
-        return Places(rows, at)
+        return KnownPositions(rows, at)
 
     return of_slice
 
 
-def expected_places(cells: InputCells, made: Generated, number: int, frame: Reference) -> Places:
+def expected_positions(
+    cells: InputCells, made: Generated, number: int, frame: Reference
+) -> KnownPositions:
     """Expect each cell where, on average, the ten likest cells of the reference lie."""
     reference = frame.cells
     assert reference.position is not None
@@ -250,7 +254,7 @@ def expected_places(cells: InputCells, made: Generated, number: int, frame: Refe
     k = min(NEIGHBOURS, len(known))
     _, near = tree.query(pca.transform(made.expression[rows][:, genes]), k=list(range(1, k + 1)))
     place = reference.position.astype(np.float64)[near].mean(1)
-    return Places(rows, place, radius_of(reference.position))
+    return KnownPositions(rows, place, radius_of(reference.position))
 
 
 def radius_of(position: Float[np.ndarray, "N K"]) -> float:
@@ -269,8 +273,8 @@ def _require_a_frame(
             f"{where}: {len(position)} known place(s); at least {needed + 1} fix a frame in {dims}D"
         )
     spread = np.linalg.svd(position - position.mean(0), compute_uv=False)
-    if spread[needed - 1] <= LEAST_SPREAD * spread[0]:
-        in_line = spread[1] <= LEAST_SPREAD * spread[0]
+    if spread[needed - 1] <= LEAST_EXTENT * spread[0]:
+        in_line = spread[1] <= LEAST_EXTENT * spread[0]
         raise InputError(
             f"{where}: its {len(position)} known places lie on one {'line' if in_line else 'plane'}"
             "; add some beside it"
@@ -279,7 +283,7 @@ def _require_a_frame(
 
 def fitted(
     moving: Float64[np.ndarray, "M 3"],
-    known: Places,
+    known: KnownPositions,
     *,
     dims: int,
     scale: bool,

@@ -26,11 +26,11 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
 from alphastomics.generation.slices import (
-    Drawn,
+    SliceSample,
     SliceSampler,
     chunks_of,
     radius_of_gyration,
-    spread_of_genes,
+    std_of_genes,
 )
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.geometry import moved_onto
@@ -40,7 +40,7 @@ from alphastomics.tasks import TASKS, tasks_of
 logger = logging.getLogger(__name__)
 
 # A section with some noise across it is still a section; the thinnest body is thicker.
-FLAT_SHARE = 0.1
+PLANAR_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def as_tissue(
     """
     place = torch.from_numpy(made.position).double()
     rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
-    flat = flat or all(is_flat(place[row]) for row in rows)
+    flat = flat or all(is_planar(place[row]) for row in rows)
     if flat:
         place = place.clone()
         for row in rows:
@@ -208,11 +208,11 @@ def as_tissue(
     return replace(cells, expression=made.expression, position=made.position, dims=dims), made
 
 
-def is_flat(position: Float[Tensor, "N 3"]) -> bool:
+def is_planar(position: Float[Tensor, "N 3"]) -> bool:
     """Say whether cells lie in a plane: across it they spread FLAT_SHARE of what they do in it."""
     spread = torch.linalg.svdvals(position - position.mean(0))
     # Two cells lie on a line, and have two spreads.
-    return len(position) < 3 or bool(spread[2] <= FLAT_SHARE * spread[1])
+    return len(position) < 3 or bool(spread[2] <= PLANAR_SHARE * spread[1])
 
 
 def generate_slice(
@@ -231,12 +231,14 @@ def generate_slice(
     return spread.result(flat=flat), seam_between(one, product)
 
 
-def drawn(one: SliceSampler, num_steps: int, number: int, advance: Advance) -> Iterator[Drawn]:
+def drawn(
+    one: SliceSampler, num_steps: int, number: int, advance: Advance
+) -> Iterator[SliceSample]:
     """Draw a slice several times, one in memory at a time."""
     return (one.draw(num_steps, draw, advance) for draw in range(number))
 
 
-class Product(NamedTuple):
+class AveragedSample(NamedTuple):
     """The mean of several products, the first of them, and the mean squares of their seams."""
 
     mean: State
@@ -272,7 +274,7 @@ class RunningMoments:
         return (self.squares / max(self.count - 1, 1)).sqrt()
 
 
-def averaged(one: SliceSampler, products: Iterator[Drawn]) -> Product:
+def averaged(one: SliceSampler, products: Iterator[SliceSample]) -> AveragedSample:
     """Average products, positions turned onto the first before; what is given stays as it is."""
     moments = {part: RunningMoments() for part in parts_of(one)}
     first: State | None = None
@@ -284,7 +286,7 @@ def averaged(one: SliceSampler, products: Iterator[Drawn]) -> Product:
             found.add(onto(product.cells[part], first[part], part, one.sampler.reflection))
     assert first is not None
     mean = State(*(moments[part].mean if part in moments else first[part] for part in (0, 1)))
-    return Product(mean, first, seams)
+    return AveragedSample(mean, first, seams)
 
 
 class Deviation:
@@ -294,7 +296,7 @@ class Deviation:
         self.one, self.mean = one, mean
         self.moments = {part: RunningMoments() for part in parts_of(one)}
 
-    def add(self, draw: Drawn) -> None:
+    def add(self, draw: SliceSample) -> None:
         """Take in one more draw, turned onto the product."""
         for part, found in self.moments.items():
             reflection = self.one.sampler.reflection
@@ -316,7 +318,7 @@ class Deviation:
         return tuple(part[0].float().cpu().numpy() for part in found)
 
 
-def seam_between(one: SliceSampler, product: Product) -> Seam | None:
+def seam_between(one: SliceSampler, product: AveragedSample) -> Seam | None:
     """Return the seam of a slice that was drawn in chunks; NaN where its anchors were given."""
     if len(one.plan.parts) == 1:
         return None
@@ -327,7 +329,7 @@ def seam_between(one: SliceSampler, product: Product) -> Seam | None:
     if one.task.generates_position:
         size = radius_of_gyration(product.first.position)
     else:
-        size = spread_of_genes(product.first.expression, one.measured)
+        size = std_of_genes(product.first.expression, one.measured)
     return Seam("", *sizes, rms, rms / size if size else math.nan)
 
 

@@ -12,16 +12,16 @@ from alphastomics.config import Mode
 from alphastomics.errors import InputError, quoted
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
-from alphastomics.generation.frame import Framed
+from alphastomics.generation.frame import FrameFit
 from alphastomics.generation.generate import Generated
-from alphastomics.io.files import require_writable as require_writable_place
+from alphastomics.io.files import require_writable as require_writable_target
 from alphastomics.io.files import write_bytes
 from alphastomics.io.h5ad import write_h5ad as write_file
 from alphastomics.io.h5ad import write_scratch
 from alphastomics.preprocessing.anndata_file import reading
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
-POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
+POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY = (
     "spatial_pred",
     "spatial_std",
     "generated",
@@ -31,7 +31,7 @@ POSITION_KEY, SPREAD_KEY, LAYER_KEY, LAYER_SPREAD_KEY = (
 
 # Coverage of three models was 0.1 to 1.3 % where 60 % were expected: see docs/sampling.md.
 UNCALIBRATED = (
-    f"{SPREAD_KEY} is not calibrated: it is far smaller than the true error, and no confidence "
+    f"{STD_KEY} is not calibrated: it is far smaller than the true error, and no confidence "
     "interval; use it to rank cells at most. `alphastomics test` measures it (spread_coverage, "
     "spread_error_ratio)"
 )
@@ -45,10 +45,10 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise InputError(f"{path}: exists already; choose another --output, or add --overwrite")
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such folder for the output")
-    require_writable_place(path)
+    require_writable_target(path)
 
 
-def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[Framed]) -> None:
+def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[FrameFit]) -> None:
     """Write tensors and plain data."""
     content: dict[str, Any] = {
         "expression": torch.tensor(made.expression),
@@ -113,7 +113,7 @@ def write_h5ad(
     cells: InputCells,
     genes: Sequence[str],
     mode: Mode,
-    framed: Sequence[Framed],
+    framed: Sequence[FrameFit],
 ) -> None:
     """Write the input's AnnData, or a new one, with what was generated."""
     data = new_anndata(cells, genes) if original is None else original
@@ -127,7 +127,7 @@ def put_into(
     cells: InputCells,
     genes: Sequence[str],
     mode: Mode,
-    framed: Sequence[Framed] = (),
+    framed: Sequence[FrameFit] = (),
 ) -> None:
     """Write what was generated, and a record of it, into an AnnData, under the documented keys.
 
@@ -137,12 +137,12 @@ def put_into(
     if task.generates_position:
         data.obsm[POSITION_KEY] = made.position[:, : cells.dims]
         if task.is_conditional:
-            data.obsm[SPREAD_KEY] = made.position_std[:, : cells.dims]
+            data.obsm[STD_KEY] = made.position_std[:, : cells.dims]
     if task.generates_expression:
         columns = columns_of(list(data.var_names), genes)
         data.layers[LAYER_KEY] = spread_out(made.expression, columns, data.n_vars)
         if task.is_conditional:
-            data.layers[LAYER_SPREAD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
+            data.layers[LAYER_STD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
     record = {"dims": cells.dims, **seam_table(made), **frame_table(framed)}
     if task is EXPR_TO_POS:
         record |= {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
@@ -163,7 +163,7 @@ def seam_table(made: Generated) -> dict[str, Any]:
     return {"seams": dict(zip(Seam._fields, [names, *map(np.array, columns)], strict=True))}
 
 
-def frame_table(framed: Sequence[Framed]) -> dict[str, Any]:
+def frame_table(framed: Sequence[FrameFit]) -> dict[str, Any]:
     """Return how each slice was brought into the frame, a column each; nothing without any."""
     if not framed:
         return {}

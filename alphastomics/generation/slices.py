@@ -25,7 +25,7 @@ from alphastomics.io.progress import Advance
 from alphastomics.tasks import TASKS
 
 
-class Drawn(NamedTuple):
+class SliceSample(NamedTuple):
     """Cells of a slice, and the mean square error of its seams where it has any."""
 
     cells: State
@@ -84,11 +84,13 @@ class SliceSampler:
             reflection=module.config.loss.reflection,
         )
 
-    def draw(self, num_steps: int, draw: int, advance: Advance) -> Drawn:
+    def draw(self, num_steps: int, draw: int, advance: Advance) -> SliceSample:
         """Draw the slice once; the draw's number decides which."""
         generator = Generator().manual_seed(stream_seed(*self.key, draw))
         if len(self.plan.parts) == 1:
-            return Drawn(self.draw_set(self.whole, num_steps, generator, None, 0, advance), None)
+            return SliceSample(
+                self.draw_set(self.whole, num_steps, generator, None, 0, advance), None
+            )
         noise = self.whole_noise(generator)
         chunks: list[State] = []
         for chunk in range(len(self.plan.parts)):
@@ -103,7 +105,7 @@ class SliceSampler:
             start = State(*(part[:, rows] for part in noise))
             made = self.draw_set(given, num_steps, stream, start, num_known, advance)
             chunks.append(self.fitted(made, chunks))
-        return Drawn(self.joined(chunks), self.seam_of(chunks))
+        return SliceSample(self.joined(chunks), self.seam_of(chunks))
 
     def whole_noise(self, generator: Generator) -> State:
         """Draw the noise of all cells: that which the slice would start from as one set."""
@@ -214,7 +216,7 @@ def radius_of_gyration(position: Tensor) -> float:
     return float(centred.square().sum(-1).mean().sqrt())
 
 
-def spread_of_genes(expression: Tensor, measured: Tensor) -> float:
+def std_of_genes(expression: Tensor, measured: Tensor) -> float:
     """Root mean square deviation of the measured genes from their means."""
     values = expression[..., measured].double()
     return float((values - values.mean(-2, keepdim=True)).square().mean().sqrt())

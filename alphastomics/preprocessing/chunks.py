@@ -18,11 +18,11 @@ from alphastomics.errors import InputError
 from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
 from alphastomics.preprocessing.genes import Alignment
+from alphastomics.preprocessing.inspection import SLICE_KEY, Inspection, places, slice_codes
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
 from alphastomics.preprocessing.parts import Cells, to_batch, write_arrays, write_part
-from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
+from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
 from alphastomics.preprocessing.row_arrays import Compact, packed
-from alphastomics.preprocessing.survey import SLICE_KEY, Survey, places, slice_codes
 from alphastomics.preprocessing.transpose import read_rows
 
 
@@ -42,7 +42,7 @@ class ChunkTask:
         Where the rows of a CSC file were put, else None.
     """
 
-    survey: Survey
+    inspection: Inspection
     start: int
     stop: int
     folder: Path
@@ -63,14 +63,14 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
     done = task.folder / f"{task.name}.json"
     part = task.folder / f"{task.name}.arrow"
     moments = task.folder / f"{task.name}.npz"
-    receipt = load_receipt(done)
-    if receipt is not None and is_file_of(moments, receipt["moments_sha256"]):
+    marker = load_marker(done)
+    if marker is not None and is_file_of(moments, marker["moments_sha256"]):
         # A run that was killed at its end had moved the part to its place beside the work folder.
         places = (part, task.folder.parent / part.name)
-        if any(is_file_of(place, receipt["sha256"]) for place in places):
-            return receipt
-    with opened(task.survey.path) as root:
-        obs = Frame(task.survey.path, root, "obs")
+        if any(is_file_of(place, marker["sha256"]) for place in places):
+            return marker
+    with opened(task.inspection.path) as root:
+        obs = Frame(task.inspection.path, root, "obs")
         counts = _read_counts(task, root)
         slices = _slices_of_rows(task, obs)
         notes = _check_counts(task, counts)
@@ -78,7 +78,7 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
     runs = _runs(task, slices)
     write_arrays(moments, _moments(cells, runs))
     write_part(part, {0: to_batch(cells)})
-    receipt = {
+    marker = {
         "file": part.name,
         "sha256": sha256_of(part),
         "bytes": part.stat().st_size,
@@ -89,15 +89,17 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
         "moments_sha256": sha256_of(moments),
         **notes,
     }
-    write_receipt(done, receipt)
-    return receipt
+    write_marker(done, marker)
+    return marker
 
 
 def _read_counts(task: ChunkTask, root: Any) -> csr_array:
     size = task.stop - task.start
     if task.transposed is not None:
-        return read_rows(task.transposed, size, len(task.survey.genes))
-    expression = Expression(task.survey.path, root, task.survey.cells, len(task.survey.genes))
+        return read_rows(task.transposed, size, len(task.inspection.genes))
+    expression = Expression(
+        task.inspection.path, root, task.inspection.cells, len(task.inspection.genes)
+    )
     return expression.rows(task.start, task.stop)
 
 
@@ -107,7 +109,7 @@ def _check_counts(task: ChunkTask, counts: csr_array) -> dict[str, int]:
     if task.log_normalize and len(negative):
         row = task.start + int(np.searchsorted(counts.indptr, negative[0], side="right")) - 1
         raise InputError(
-            f"{task.survey.path}: X has negative values (first in row {row}), so these are no "
+            f"{task.inspection.path}: X has negative values (first in row {row}), so these are no "
             "counts: give --skip-log-normalize if they are already normalised"
         )
     return {
@@ -124,7 +126,7 @@ def _normalized(task: ChunkTask, counts: csr_array) -> csr_array:
 def _slices_of_rows(task: ChunkTask, obs: Frame) -> Int64[np.ndarray, " N"]:
     """Return each row's slice, counted within the file."""
     if SLICE_KEY in obs.columns:
-        return slice_codes(obs, task.survey.slices, task.start, task.stop)
+        return slice_codes(obs, task.inspection.slices, task.start, task.stop)
     return np.zeros(task.stop - task.start, dtype=np.int64)
 
 
@@ -143,7 +145,7 @@ def _cells(
     order = np.argsort(slices, kind="stable")
     sizes = np.bincount(slices, minlength=len(task.first_rows))
     rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    path, cells = task.survey.path, task.survey.cells
+    path, cells = task.inspection.path, task.inspection.cells
     plane = Positions(path, root, task.position_key, cells).rows(task.start, task.stop)
     position = plane
     if task.z is not None:

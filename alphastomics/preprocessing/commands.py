@@ -15,6 +15,7 @@ from alphastomics.preprocessing import resume
 from alphastomics.preprocessing import stage1 as first_stage
 from alphastomics.preprocessing import stage2 as second_stage
 from alphastomics.preprocessing.datasets import merge
+from alphastomics.preprocessing.inspection import find_inputs, has_positions
 from alphastomics.preprocessing.schema import (
     INTERMEDIATE_FOLDER,
     METADATA_FILE,
@@ -22,8 +23,7 @@ from alphastomics.preprocessing.schema import (
     Metadata,
     parse_metadata,
 )
-from alphastomics.preprocessing.survey import find_inputs, has_positions
-from alphastomics.preprocessing.tasks import Crew
+from alphastomics.preprocessing.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ def preprocess(
     scheduler
         Address of a Dask scheduler, or None for `options.workers` local processes.
     """
-    with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+    with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
         options = with_measured_z(options, input_dir)
-        request = first_stage.request_of(options, input_dir, gene_list_file, crew)
+        request = first_stage.request_of(options, input_dir, gene_list_file, pool)
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
             done = _finished(output_dir, known, [request], second_stage.request_of(options, seed))
@@ -76,10 +76,10 @@ def preprocess(
             input_dir,
             gene_list_file,
             middle,
-            crew,
+            pool,
             overwrite=overwrite,
         )
-        metadata = second_stage.run(options, [middle], output_dir, seed, crew, overwrite=overwrite)
+        metadata = second_stage.run(options, [middle], output_dir, seed, pool, overwrite=overwrite)
     return _summary(output_dir, metadata)
 
 
@@ -98,16 +98,16 @@ def stage1(
             "--gene_list_file: stage1 needs a gene list, so that datasets can be merged; "
             "`preprocess` can do without"
         )
-    with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+    with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
         options = with_measured_z(options, input_dir)
-        request = first_stage.request_of(options, input_dir, gene_list_file, crew)
+        request = first_stage.request_of(options, input_dir, gene_list_file, pool)
         dataset = first_stage.run(
             options,
             request,
             input_dir,
             gene_list_file,
             output_dir,
-            crew,
+            pool,
             overwrite=overwrite,
         )
     return {
@@ -128,7 +128,7 @@ def stage2(
     scheduler: str | None,
 ) -> dict[str, Any]:
     """Merge, split and shuffle datasets that stage 1 wrote; `preprocess` has the parameters."""
-    with output_folder(output_dir), Crew(options.workers, scheduler) as crew:
+    with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
             requests = list(merge(input_dirs).requests)
@@ -136,7 +136,7 @@ def stage2(
             if done is not None:
                 return done
         metadata = second_stage.run(
-            options, input_dirs, output_dir, seed, crew, overwrite=overwrite
+            options, input_dirs, output_dir, seed, pool, overwrite=overwrite
         )
     return _summary(output_dir, metadata)
 

@@ -162,21 +162,21 @@ def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
     merged: list[dict[str, Any]] = []
     first_panel, highest = 0, None
     for number, dataset in enumerate(datasets):
-        heights = _heights(dataset, highest)
+        z_values = _z_values(dataset, highest)
         done = {key: dataset["request"]["flags"][key] for key in SKIPPED}
-        for record, z in zip(dataset["slices"], heights, strict=True):
+        for record, z in zip(dataset["slices"], z_values, strict=True):
             name = record["name"]
             if uses[name] > 1:
                 name = f"{number}:{dataset['name']}:{name}"
             panel = first_panel + record["panel"]
             place = {"name": name, "dataset": number, "z": z, "panel": panel}
             merged.append({**record, **place, **done})
-        highest = highest if heights[-1] is None else heights[-1]
+        highest = highest if z_values[-1] is None else z_values[-1]
         first_panel += len(dataset["panels"])
     return merged
 
 
-def _heights(dataset: Any, highest: float | None) -> list[float | None]:
+def _z_values(dataset: Any, highest: float | None) -> list[float | None]:
     """Return the z of a dataset's slices: made-up ones go on, a spacing above the last so far."""
     flags = dataset["request"]["flags"]
     if flags["position_is_3d"]:

@@ -69,8 +69,8 @@ def frame_notes(metadata: Metadata, extents: dict[int, SliceExtent]) -> list[str
             "slide: if the slices are not registered to one another, leave the flag out"
         )
     if metadata.common_frame:
-        heights = sorted(float(z) for z in spacings if z is not None)
-        step, size = heights[1] - heights[0], _median_size(extents)
+        z_values = sorted(float(z) for z in spacings if z is not None)
+        step, size = z_values[1] - z_values[0], _median_size(extents)
         if step > size > 0:
             notes.append(
                 f"--z_spacing {step:g} is larger than a slice ({size:.3g} across): give it in the "

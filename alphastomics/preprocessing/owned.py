@@ -80,12 +80,12 @@ def _was_ours(path: Path) -> bool:
 def remember_replaced(work: Path, names: Iterable[str]) -> None:
     """Write down which old files go when the new ones are complete; a killed run looks it up."""
     known = replaced(work)
-    resume.write_receipt(work / REPLACED_FILE, {"files": sorted({*known, *names})})
+    resume.write_marker(work / REPLACED_FILE, {"files": sorted({*known, *names})})
 
 
 def replaced(work: Path) -> list[str]:
     """Return the old files that were to go: names that this program gives, and no others."""
-    names = (resume.load_receipt(work / REPLACED_FILE) or {}).get("files")
+    names = (resume.load_marker(work / REPLACED_FILE) or {}).get("files")
     return [name for name in names if is_own_name(name)] if isinstance(names, list) else []
 
 
@@ -102,14 +102,14 @@ def moved_in(work: Path, folder: Path, pattern: str) -> list[str]:
     """List files that a killed run had already moved to their place, by its receipts."""
     found = []
     for path in sorted(work.glob(pattern)):
-        receipt = resume.load_receipt(path) or {}
-        name = receipt.get("file")
-        if is_own_name(name) and resume.is_file_of(folder / name, receipt.get("sha256")):
+        marker = resume.load_marker(path) or {}
+        name = marker.get("file")
+        if is_own_name(name) and resume.is_file_of(folder / name, marker.get("sha256")):
             found.append(name)
     return found
 
 
-def put_in_place(record: Path, staged: dict[Path, Path], old: Iterable[Path]) -> None:
+def move_into_place(record: Path, staged: dict[Path, Path], old: Iterable[Path]) -> None:
     """Replace old files by new ones; the record goes first, so that no mixture is taken for whole.
 
     Parameters

@@ -55,7 +55,7 @@ def unaltered(record: dict[str, Any]) -> bool:
     return CHECKSUM_KEY not in record or checksum_holds(record)
 
 
-def load_receipt(path: Path) -> dict[str, Any] | None:
+def load_marker(path: Path) -> dict[str, Any] | None:
     """Read a receipt or a request; None where there is none, or one that was altered."""
     record = load(path)
     if not checksum_holds(record):
@@ -146,6 +146,6 @@ def remove_partial_files(*folders: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def write_receipt(path: Path, value: dict[str, Any]) -> None:
+def write_marker(path: Path, value: dict[str, Any]) -> None:
     """Say that a task is done."""
     write_text(path, dump(with_checksum(value)))

@@ -42,7 +42,7 @@ from alphastomics.preprocessing.plan import (
     make_plan,
     order_in_bucket,
 )
-from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
+from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
 from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name, shard_schema
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
@@ -62,7 +62,7 @@ class SortTask:
     num_genes: int
     plan: PlanRequest
     scaling: Path | None
-    heights: tuple[float | None, ...]
+    z_values: tuple[float | None, ...]
     """The made-up z of each slice; None where the file had one."""
     first_cells: tuple[int, ...]
     """The id of each slice's first cell."""
@@ -101,9 +101,9 @@ def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int
 def sort_part(task: SortTask) -> dict[str, Any]:
     """Standardise a part and sort it by bucket, unless that is done; return its receipt."""
     done = task.target.with_suffix(".json")
-    receipt = load_receipt(done)
-    if receipt is not None and is_file_of(task.target, receipt["sha256"]):
-        return receipt
+    marker = load_marker(done)
+    if marker is not None and is_file_of(task.target, marker["sha256"]):
+        return marker
     cells = _renumbered(task, _standardized(task, _read(task.part, task.num_genes)))
     plan = plan_of(task.plan)
     bucket = np.concatenate(
@@ -117,13 +117,13 @@ def sort_part(task: SortTask) -> dict[str, Any]:
     batches = {number: batch.slice(start, stop - start) for number, start, stop in pieces}
     write_part(task.target, batches)
     moments = _position_moments(cells, plan.split[bucket] == TRAIN)
-    receipt = {
+    marker = {
         "training_positions": moments,
         "sha256": sha256_of(task.target),
         "buckets": list(batches),
     }
-    write_receipt(done, receipt)
-    return receipt
+    write_marker(done, marker)
+    return marker
 
 
 def _read(part: Part, num_genes: int) -> Cells:
@@ -174,8 +174,10 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
     numbers = np.array([number for number, _, _ in task.part.runs])
     first_cells = np.array(task.first_cells)[numbers]
     types = np.array([*task.part.cell_type_numbers, -1], dtype=np.int32)
-    heights = np.array([task.heights[number] for number in numbers], dtype=np.float64)  # None: nan
-    z = np.repeat(heights, sizes)
+    z_values = np.array(
+        [task.z_values[number] for number in numbers], dtype=np.float64
+    )  # None: nan
+    z = np.repeat(z_values, sizes)
     position = np.array(cells.position)
     position[:, 2] = np.where(np.isnan(z), position[:, 2], z)
     return Cells(
@@ -216,11 +218,11 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
     path = task.staged_folder / name
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
-    receipt = load_receipt(done)
-    if receipt is not None:
+    marker = load_marker(done)
+    if marker is not None:
         places = (path, task.staged_folder.parent / name)
-        if any(is_file_of(place, receipt["sha256"]) for place in places):
-            return receipt
+        if any(is_file_of(place, marker["sha256"]) for place in places):
+            return marker
     groups: list[int] = []
     with (
         naming(path),
@@ -234,7 +236,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                 rows = np.arange(start, min(start + task.row_group_rows, len(cells)))
                 writer.write_table(_table(task, cells.take(rows)))
                 groups.append(len(rows))
-    receipt = {
+    marker = {
         "file": f"{DATA_FOLDER}/{name}",
         "cells": sum(groups),
         "bytes": path.stat().st_size,
@@ -242,8 +244,8 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
         "row_groups": groups,
         "slices": _runs_of(plan, task) if task.plan.layout == "slice" else None,
     }
-    write_receipt(done, receipt)
-    return receipt
+    write_marker(done, marker)
+    return marker
 
 
 def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:

@@ -21,22 +21,22 @@ from alphastomics.io.progress import track
 from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
-from alphastomics.preprocessing.guard import guarded_survey
-from alphastomics.preprocessing.normalize import Moments, standard_deviation
-from alphastomics.preprocessing.parts import read_arrays
-from alphastomics.preprocessing.row_arrays import NOTHING, Blocks, unpacked, write_rows
-from alphastomics.preprocessing.schema import DATASET_FILE, SHUFFLE_FOLDER, STATISTICS_FILE
-from alphastomics.preprocessing.survey import (
-    Survey,
-    SurveyTask,
+from alphastomics.preprocessing.inspection import (
+    Inspection,
+    InspectionTask,
     columns_of,
     digest_of,
     find_inputs,
     is_generated,
     size_of,
 )
-from alphastomics.preprocessing.tasks import Crew
+from alphastomics.preprocessing.normalize import Moments, standard_deviation
+from alphastomics.preprocessing.parts import read_arrays
+from alphastomics.preprocessing.row_arrays import NOTHING, Blocks, unpacked, write_rows
+from alphastomics.preprocessing.schema import DATASET_FILE, SHUFFLE_FOLDER, STATISTICS_FILE
+from alphastomics.preprocessing.subprocess_reader import inspected_in_subprocess
 from alphastomics.preprocessing.transpose import TransposeTask, transpose
+from alphastomics.preprocessing.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ FLAGS = (
 
 
 def request_of(
-    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, crew: Crew
+    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, pool: WorkerPool
 ) -> dict[str, Any]:
     """Gather all that the result depends on; input files count by their content."""
     inputs = find_inputs(input_dir)
@@ -63,7 +63,7 @@ def request_of(
     if gene_list_file is not None:
         gene_names.read_gene_list(gene_list_file)
         listed = sha256_of(gene_list_file)
-    digests = crew.run(digest_of, list(inputs.values()), lambda _: None)
+    digests = pool.run(digest_of, list(inputs.values()), lambda _: None)
     return {
         "name": input_dir.resolve().name,
         "inputs": dict(zip(inputs, digests, strict=True)),
@@ -78,7 +78,7 @@ def run(
     input_dir: Path,
     gene_list_file: Path | None,
     folder: Path,
-    crew: Crew,
+    pool: WorkerPool,
     *,
     overwrite: bool,
 ) -> dict[str, Any]:
@@ -92,13 +92,13 @@ def run(
     if finished is not None and checked(finished, folder, request):
         resume.remove_work(work)
         return dict(finished)
-    begun = resume.load_receipt(work / resume.REQUEST_FILE)
+    begun = resume.load_marker(work / resume.REQUEST_FILE)
     if begun is not None and finished is None and not overwrite:
         resume.require_same(begun, request, folder)
     old = owned.dataset_files(folder)
     if begun is None and old is None:
         _require_no_foreign_files(folder)
-    surveys, genes = _look(options, input_dir, gene_list_file, crew)
+    inspections, genes = _look(options, input_dir, gene_list_file, pool)
     make_folder(folder)
     resume.remove_partial_files(folder)
     old = [*(old or ()), *owned.replaced(work), *owned.moved_in(work, folder, "part-*.json")]
@@ -106,10 +106,10 @@ def run(
         resume.remove_work(work)
     make_folder(work)
     with resume.undone_on_bad_input(work, empty=[folder]):
-        resume.write_receipt(work / resume.REQUEST_FILE, request)
+        resume.write_marker(work / resume.REQUEST_FILE, request)
         owned.remember_replaced(work, old)
-        dataset = _act(options, request, surveys, genes, work, crew)
-    _put_in_place(folder, work, dataset)
+        dataset = _act(options, request, inspections, genes, work, pool)
+    _move_into_place(folder, work, dataset)
     return dataset
 
 
@@ -138,12 +138,12 @@ def _require_no_foreign_files(folder: Path) -> None:
         raise owned.not_ours(foreign)
 
 
-def _put_in_place(folder: Path, work: Path, dataset: dict[str, Any]) -> None:
+def _move_into_place(folder: Path, work: Path, dataset: dict[str, Any]) -> None:
     """Move the complete parts to where dataset.json says they are, and clear the work folder."""
     names = [*(part["file"] for part in dataset["parts"]), STATISTICS_FILE]
     staged = {work / name: folder / name for name in names}
     old = [folder / name for name in owned.replaced(work) if name != DATASET_FILE]
-    owned.put_in_place(folder / DATASET_FILE, staged, old)
+    owned.move_into_place(folder / DATASET_FILE, staged, old)
     write_text(folder / DATASET_FILE, resume.dump(dataset))
     resume.remove_work(work)
 
@@ -156,13 +156,13 @@ def _is_whole(folder: Path, dataset: dict[str, Any]) -> bool:
 
 
 def _look(
-    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, crew: Crew
-) -> tuple[list[Survey], list[str]]:
+    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, pool: WorkerPool
+) -> tuple[list[Inspection], list[str]]:
     """Survey all files and settle the gene list, before anything is written."""
     inputs = find_inputs(input_dir)
     sizes = {name: size_of(path) for name, path in inputs.items()}
     tasks = [
-        SurveyTask(
+        InspectionTask(
             path=path.resolve(),
             name=name,
             bytes=sizes[name],
@@ -175,22 +175,22 @@ def _look(
         for name, path in inputs.items()
     ]
     with track("stage 1, survey", len(tasks), "files") as advance:
-        surveys = crew.run(guarded_survey, tasks, lambda _: advance(1))
-    _check_cell_types(options, surveys)
-    _point_out_generated(surveys)
-    genes = gene_names.union_of(survey.genes for survey in surveys)
+        inspections = pool.run(inspected_in_subprocess, tasks, lambda _: advance(1))
+    _check_cell_types(options, inspections)
+    _point_out_generated(inspections)
+    genes = gene_names.union_of(inspection.genes for inspection in inspections)
     gene_names.hint_at_case(genes)
     if gene_list_file is not None:
         genes = gene_names.read_gene_list(gene_list_file)
-    for survey in surveys:
-        gene_names.align(survey.genes, genes, survey.path)
-    return surveys, genes
+    for inspection in inspections:
+        gene_names.align(inspection.genes, genes, inspection.path)
+    return inspections, genes
 
 
-def _check_cell_types(options: PreprocessingConfig, surveys: list[Survey]) -> None:
+def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection]) -> None:
     key = options.cell_type_key
-    lacking = [survey.path for survey in surveys if survey.cell_types is None]
-    if key is not None and len(lacking) == len(surveys):
+    lacking = [inspection.path for inspection in inspections if inspection.cell_types is None]
+    if key is not None and len(lacking) == len(inspections):
         raise InputError(
             f"{lacking[0]}: obs[{key!r}] is missing, in this and every other file (columns of obs: "
             f"{', '.join(columns_of(lacking[0])) or 'none'}): check --cell_type_key"
@@ -204,9 +204,9 @@ def _check_cell_types(options: PreprocessingConfig, surveys: list[Survey]) -> No
         )
 
 
-def _point_out_generated(surveys: list[Survey]) -> None:
+def _point_out_generated(inspections: list[Inspection]) -> None:
     """Name what `sample` wrote: by default it lies beside its input, among the slices."""
-    made = [survey.path for survey in surveys if is_generated(survey.path)]
+    made = [inspection.path for inspection in inspections if is_generated(inspection.path)]
     if made:
         logger.warning(
             "%d files were written by `alphastomics sample` (first %s): their cells are taken like "
@@ -219,39 +219,39 @@ def _point_out_generated(surveys: list[Survey]) -> None:
 def _act(
     options: PreprocessingConfig,
     request: dict[str, Any],
-    surveys: list[Survey],
+    inspections: list[Inspection],
     genes: list[str],
     work: Path,
-    crew: Crew,
+    pool: WorkerPool,
 ) -> dict[str, Any]:
     """Write all parts, and describe them."""
-    transposes, tasks = chunk_tasks(surveys, genes, options, work.resolve())
-    crew.run(transpose, transposes, lambda _: None)
-    with track("stage 1", sum(survey.cells for survey in surveys), "cells") as advance:
-        receipts = crew.run(write_chunk, tasks, lambda task: advance(task.stop - task.start))
-    say_what_was_noted(tasks, receipts)
-    return resume.with_checksum(dataset_of(request, genes, surveys, tasks, receipts))
+    transposes, tasks = chunk_tasks(inspections, genes, options, work.resolve())
+    pool.run(transpose, transposes, lambda _: None)
+    with track("stage 1", sum(inspection.cells for inspection in inspections), "cells") as advance:
+        markers = pool.run(write_chunk, tasks, lambda task: advance(task.stop - task.start))
+    say_what_was_noted(tasks, markers)
+    return resume.with_checksum(dataset_of(request, genes, inspections, tasks, markers))
 
 
 def chunk_tasks(
-    surveys: list[Survey], genes: list[str], options: PreprocessingConfig, folder: Path
+    inspections: list[Inspection], genes: list[str], options: PreprocessingConfig, folder: Path
 ) -> tuple[list[TransposeTask], list[ChunkTask]]:
     """Plan stage 1: which files are transposed first, and which chunks become parts."""
-    types = tuple(gene_names.union_of(survey.cell_types or () for survey in surveys))
+    types = tuple(gene_names.union_of(inspection.cell_types or () for inspection in inspections))
     transposes, chunks = [], []
     first_slice = 0
-    for number, survey in enumerate(surveys):
-        alignment = gene_names.align(survey.genes, genes, survey.path)
-        transpose = TransposeTask(survey, folder, f"file-{number:05d}")
-        if survey.kind == "csc":
+    for number, inspection in enumerate(inspections):
+        alignment = gene_names.align(inspection.genes, genes, inspection.path)
+        transpose = TransposeTask(inspection, folder, f"file-{number:05d}")
+        if inspection.kind == "csc":
             transposes.append(transpose)
-        firsts = np.cumsum(survey.chunk_counts, axis=0) - survey.chunk_counts
-        slices = range(first_slice, first_slice + len(survey.slices))
+        firsts = np.cumsum(inspection.chunk_counts, axis=0) - inspection.chunk_counts
+        slices = range(first_slice, first_slice + len(inspection.slices))
         z = None if options.position_is_3d else tuple(i * options.z_spacing for i in slices)
-        for chunk, (start, stop) in enumerate(survey.chunks()):
+        for chunk, (start, stop) in enumerate(inspection.chunks()):
             chunks.append(
                 ChunkTask(
-                    survey=survey,
+                    inspection=inspection,
                     start=start,
                     stop=stop,
                     folder=folder,
@@ -264,21 +264,21 @@ def chunk_tasks(
                     position_key=options.position_key,
                     cell_type_key=options.cell_type_key,
                     log_normalize=options.log_normalize,
-                    transposed=transpose.chunk_path(chunk) if survey.kind == "csc" else None,
+                    transposed=transpose.chunk_path(chunk) if inspection.kind == "csc" else None,
                 )
             )
-        first_slice += len(survey.slices)
+        first_slice += len(inspection.slices)
     return transposes, chunks
 
 
 def statistics(
-    folder: Path, receipts: list[dict[str, Any]], num_slices: int, num_genes: int
+    folder: Path, markers: list[dict[str, Any]], num_slices: int, num_genes: int
 ) -> None:
     """Join the moments of all parts, in their order, and write each slice's mean and deviation."""
     joined = [NOTHING] * num_slices
-    for receipt in receipts:
-        found = unpacked(read_arrays(folder / receipt["moments_file"]))
-        for (number, _, _), moments in zip(receipt["runs"], found, strict=True):
+    for marker in markers:
+        found = unpacked(read_arrays(folder / marker["moments_file"]))
+        for (number, _, _), moments in zip(marker["runs"], found, strict=True):
             joined[number] = joined[number].joined(moments, num_genes)
 
     def rows(statistic: Callable[[Moments], np.ndarray]) -> Blocks:
@@ -288,9 +288,9 @@ def statistics(
     write_rows(folder / STATISTICS_FILE, (num_slices, num_genes), arrays)
 
 
-def unique_slice_names(surveys: list[Survey]) -> list[str]:
+def unique_slice_names(inspections: list[Inspection]) -> list[str]:
     """Name the slices of all files; a name that two files use gets its file's name in front."""
-    uses = Counter(name for survey in surveys for name in survey.slices)
+    uses = Counter(name for inspection in inspections for name in inspection.slices)
     clashing = sorted(name for name, count in uses.items() if count > 1)
     if clashing:
         logger.warning(
@@ -300,39 +300,39 @@ def unique_slice_names(surveys: list[Survey]) -> list[str]:
             gene_names.shown(clashing),
         )
     return [
-        f"{Path(survey.name).with_suffix('').as_posix()}:{name}" if uses[name] > 1 else name
-        for survey in surveys
-        for name in survey.slices
+        f"{Path(inspection.name).with_suffix('').as_posix()}:{name}" if uses[name] > 1 else name
+        for inspection in inspections
+        for name in inspection.slices
     ]
 
 
 def slice_records(
-    surveys: list[Survey], tasks: list[ChunkTask], flags: dict[str, Any]
+    inspections: list[Inspection], tasks: list[ChunkTask], flags: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Describe every slice, and list the distinct sets of genes that were not measured."""
-    missing_of = {task.survey.name: tuple(task.alignment.missing()) for task in tasks}
-    panels = list(dict.fromkeys(missing_of[survey.name] for survey in surveys))
-    names = iter(unique_slice_names(surveys))
+    missing_of = {task.inspection.name: tuple(task.alignment.missing()) for task in tasks}
+    panels = list(dict.fromkeys(missing_of[inspection.name] for inspection in inspections))
+    names = iter(unique_slice_names(inspections))
     records: list[dict[str, Any]] = []
-    for survey in surveys:
-        sizes = survey.chunk_counts.sum(axis=0).tolist()
-        for size, sample in zip(sizes, survey.samples, strict=True):
+    for inspection in inspections:
+        sizes = inspection.chunk_counts.sum(axis=0).tolist()
+        for size, sample in zip(sizes, inspection.samples, strict=True):
             made_up = None if flags["position_is_3d"] else len(records) * flags["z_spacing"]
-            panel = panels.index(missing_of[survey.name])
+            panel = panels.index(missing_of[inspection.name])
             records.append(
-                {"name": next(names), "file": survey.name, "cells": size, "panel": panel}
+                {"name": next(names), "file": inspection.name, "cells": size, "panel": panel}
                 | {"z": made_up, "sample": sample}
             )
     return records, [list(panel) for panel in panels]
 
 
-def say_what_was_noted(tasks: list[ChunkTask], receipts: list[dict[str, Any]]) -> None:
+def say_what_was_noted(tasks: list[ChunkTask], markers: list[dict[str, Any]]) -> None:
     """Warn, once for each file, of cells without counts and of values that are no counts."""
     empty: Counter[Path] = Counter()
     fractions: Counter[Path] = Counter()
-    for task, receipt in zip(tasks, receipts, strict=True):
-        empty[task.survey.path] += receipt["empty_cells"]
-        fractions[task.survey.path] += receipt["fractions"] if task.log_normalize else 0
+    for task, marker in zip(tasks, markers, strict=True):
+        empty[task.inspection.path] += marker["empty_cells"]
+        fractions[task.inspection.path] += marker["fractions"] if task.log_normalize else 0
     for path, number in empty.items():
         if number:
             logger.warning(
@@ -351,17 +351,17 @@ def say_what_was_noted(tasks: list[ChunkTask], receipts: list[dict[str, Any]]) -
 def dataset_of(
     request: dict[str, Any],
     genes: list[str],
-    surveys: list[Survey],
+    inspections: list[Inspection],
     tasks: list[ChunkTask],
-    receipts: list[dict[str, Any]],
+    markers: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Write the statistics, and describe all that stage 1 made."""
     folder, flags = tasks[0].folder, request["flags"]
-    records, panels = slice_records(surveys, tasks, flags)
-    statistics(folder, receipts, len(records), len(genes))
+    records, panels = slice_records(inspections, tasks, flags)
+    statistics(folder, markers, len(records), len(genes))
     parts = [
-        {key: receipt[key] for key in ("file", "sha256", "cells", "entries", "runs")}
-        for receipt in receipts
+        {key: marker[key] for key in ("file", "sha256", "cells", "entries", "runs")}
+        for marker in markers
     ]
     return {
         "version": __version__,
@@ -372,6 +372,6 @@ def dataset_of(
         "slices": records,
         "panels": panels,
         "parts": parts,
-        "fractions": any(receipt["fractions"] for receipt in receipts),
+        "fractions": any(marker["fractions"] for marker in markers),
         "statistics_sha256": sha256_of(folder / STATISTICS_FILE),
     }

@@ -20,6 +20,7 @@ from alphastomics.io.progress import track
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge
 from alphastomics.preprocessing.frames import frame_notes, slice_extents
+from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY
 from alphastomics.preprocessing.normalize import Moments, merged
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.plan import Plan, PlanRequest
@@ -49,8 +50,7 @@ from alphastomics.preprocessing.shards import (
     sort_part,
     write_shard,
 )
-from alphastomics.preprocessing.survey import BYTES_PER_ENTRY
-from alphastomics.preprocessing.tasks import Crew
+from alphastomics.preprocessing.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def run(
     input_dirs: list[Path],
     output_dir: Path,
     seed: int,
-    crew: Crew,
+    pool: WorkerPool,
     *,
     overwrite: bool,
 ) -> Metadata:
@@ -92,7 +92,7 @@ def run(
     shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
     staged = output_dir / DATA_FOLDER / STAGED_FOLDER
     owned.require_outside(datasets.folders, shuffle, staged)
-    begun = resume.load_receipt(shuffle / resume.REQUEST_FILE)
+    begun = resume.load_marker(shuffle / resume.REQUEST_FILE)
     is_finished = (output_dir / METADATA_FILE).is_file()
     if begun is not None and not is_finished and not overwrite:
         resume.require_same(begun, whole_request, output_dir)
@@ -106,10 +106,10 @@ def run(
     with resume.undone_on_bad_input(
         shuffle, staged, empty=[shuffle.parent, output_dir / DATA_FOLDER]
     ):
-        resume.write_receipt(shuffle / resume.REQUEST_FILE, whole_request)
+        resume.write_marker(shuffle / resume.REQUEST_FILE, whole_request)
         owned.remember_replaced(shuffle, old)
-        metadata = _act(options, datasets, output_dir, request, crew)
-    _put_in_place(output_dir, metadata)
+        metadata = _act(options, datasets, output_dir, request, pool)
+    _move_into_place(output_dir, metadata)
     return metadata
 
 
@@ -122,7 +122,7 @@ def inputs_of(datasets: Merged) -> dict[str, str]:
 def require_ours(output_dir: Path) -> None:
     """Refuse a folder in which somebody else keeps files where ours would be."""
     shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
-    begun = resume.load_receipt(shuffle / resume.REQUEST_FILE) is not None
+    begun = resume.load_marker(shuffle / resume.REQUEST_FILE) is not None
     if begun or owned.processed_files(output_dir) is not None:
         return
     foreign = [
@@ -142,7 +142,7 @@ def _old_files(output_dir: Path, shuffle: Path) -> list[str]:
     return [*old, *owned.replaced(shuffle), *moved]
 
 
-def _put_in_place(output_dir: Path, metadata: Metadata) -> None:
+def _move_into_place(output_dir: Path, metadata: Metadata) -> None:
     """Move the complete shards to where metadata.json says they are, and write that last."""
     shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
     shards = [Path(shard.file) for split in metadata.splits.values() for shard in split.shards]
@@ -150,7 +150,7 @@ def _put_in_place(output_dir: Path, metadata: Metadata) -> None:
         output_dir / DATA_FOLDER / STAGED_FOLDER / file.name: output_dir / file for file in shards
     }
     old = [output_dir / name for name in owned.replaced(shuffle) if name != METADATA_FILE]
-    owned.put_in_place(output_dir / METADATA_FILE, staged, old)
+    owned.move_into_place(output_dir / METADATA_FILE, staged, old)
     if metadata.normalization.scale:
         shape = (len(metadata.slices), metadata.num_genes)
         arrays = {name: partial(scaling_rows, shuffle, name) for name in ("mean", "std")}
@@ -176,7 +176,7 @@ def _act(
     datasets: Merged,
     output_dir: Path,
     request: dict[str, Any],
-    crew: Crew,
+    pool: WorkerPool,
 ) -> Metadata:
     """Sort the parts and write the shards; return what metadata.json says."""
     shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
@@ -188,7 +188,7 @@ def _act(
     _require_free_names(output_dir, shuffle, plan)
     total = sum(datasets.slice_sizes)
     with track("stage 2, sort", total, "cells") as advance:
-        sorted_parts = crew.run(
+        sorted_parts = pool.run(
             sort_part,
             sort_tasks(datasets, asked, shuffle),
             lambda task: advance(task.part.cells),
@@ -196,7 +196,7 @@ def _act(
     holders = holders_of(sorted_parts)
     tasks = shard_tasks(options, datasets, asked, staged.resolve(), shuffle, holders)
     with track("stage 2, write", len(tasks), "shards") as advance:
-        shards = crew.run(write_shard, tasks, lambda _: advance(1))
+        shards = pool.run(write_shard, tasks, lambda _: advance(1))
     moments = [found for part in sorted_parts for found in part["training_positions"]]
     metadata = metadata_of(options, datasets, plan, shards, moments, request)
     for note in frame_notes(metadata, slice_extents(moments)):
@@ -243,7 +243,7 @@ def plan_request(options: PreprocessingConfig, datasets: Merged, seed: int) -> P
 def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[SortTask]:
     """List the parts to be sorted."""
     firsts = (0, *accumulate(datasets.slice_sizes[:-1]))
-    heights = tuple(record["z"] for record in datasets.slices)
+    z_values = tuple(record["z"] for record in datasets.slices)
     return [
         SortTask(
             part=part,
@@ -252,7 +252,7 @@ def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[Sort
             num_genes=len(datasets.genes),
             plan=asked,
             scaling=shuffle / "scaling" if datasets.scale else None,
-            heights=heights,
+            z_values=z_values,
             first_cells=firsts,
         )
         for number, part in enumerate(datasets.parts)

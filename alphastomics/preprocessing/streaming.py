@@ -106,7 +106,7 @@ class RandomStream:
         starts = range(first, size, draw.set_size)
         sets = [slice(start, min(start + draw.set_size, size)) for start in starts]
         if self.reader.metadata.storage == "dense":
-            return Window(loader.read_placed(pieces, mixed), [*sets])
+            return Window(loader.read_positioned(pieces, mixed), [*sets])
         # Sparse cells are copied anyway when they are spread out: no need to move them before.
         return Window(loader.read_joined(pieces), [mixed[rows] for rows in sets])
 
@@ -125,7 +125,7 @@ class WindowLoader:
         self._forget_all_but(keep)
         return table
 
-    def read_placed(self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"]) -> CellTable:
+    def read_positioned(self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"]) -> CellTable:
         """Read the pieces of a window; its row i is row `mixed[i]` of the pieces in their order.
 
         Each piece is copied to its rows as soon as it is read: its memory serves the next one.

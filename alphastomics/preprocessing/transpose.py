@@ -15,9 +15,9 @@ from scipy.sparse import coo_array, csr_array
 
 from alphastomics.io.files import replacing, sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, opened, reading, require_finite
+from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY, Inspection
 from alphastomics.preprocessing.parts import WORK_BYTES, naming
-from alphastomics.preprocessing.resume import is_file_of, load_receipt, write_receipt
-from alphastomics.preprocessing.survey import BYTES_PER_ENTRY, Survey
+from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
 
 MOST_OPEN_FILES = 128
 SCHEMA = pa.schema({"row": pa.int32(), "column": pa.int32(), "value": pa.float32()})
@@ -27,7 +27,7 @@ SCHEMA = pa.schema({"row": pa.int32(), "column": pa.int32(), "value": pa.float32
 class TransposeTask:
     """A CSC file, and the folder and prefix of the row chunks to write."""
 
-    survey: Survey
+    inspection: Inspection
     folder: Path
     prefix: str
 
@@ -39,19 +39,19 @@ class TransposeTask:
 def transpose(task: TransposeTask) -> None:
     """Write the entries of a CSC file by chunks of rows, unless that is done."""
     done = task.folder / f"{task.prefix}.rows.json"
-    chunks = task.survey.chunks()
+    chunks = task.inspection.chunks()
     paths = [task.chunk_path(number) for number in range(len(chunks))]
-    receipt = load_receipt(done)
-    if receipt is not None and all(map(is_file_of, paths, receipt["sha256"])):
+    marker = load_marker(done)
+    if marker is not None and all(map(is_file_of, paths, marker["sha256"])):
         return
     # A process may have so many files open at once; the columns are read once for each group.
     for start in range(0, len(chunks), MOST_OPEN_FILES):
         group = slice(start, start + MOST_OPEN_FILES)
-        _write_group(task.survey, paths[group], chunks[group])
-    write_receipt(done, {"sha256": [sha256_of(path) for path in paths]})
+        _write_group(task.inspection, paths[group], chunks[group])
+    write_marker(done, {"sha256": [sha256_of(path) for path in paths]})
 
 
-def _write_group(survey: Survey, paths: list[Path], chunks: list[tuple[int, int]]) -> None:
+def _write_group(inspection: Inspection, paths: list[Path], chunks: list[tuple[int, int]]) -> None:
     """Write the entries of some chunks of rows."""
     with ExitStack() as files:
         writers = []
@@ -60,20 +60,20 @@ def _write_group(survey: Survey, paths: list[Path], chunks: list[tuple[int, int]
             partial = files.enter_context(replacing(path))
             sink = files.enter_context(pa.OSFile(str(partial), "wb"))
             writers.append(files.enter_context(pa.ipc.new_file(sink, SCHEMA)))
-        _deal_out(survey, writers, chunks)
+        _deal_out(inspection, writers, chunks)
 
 
 def _deal_out(
-    survey: Survey,
+    inspection: Inspection,
     writers: list[pa.ipc.RecordBatchFileWriter],
     chunks: list[tuple[int, int]],
 ) -> None:
     """Append each block's entries to the file of the rows that they belong to."""
-    with opened(survey.path) as root:
-        expression = Expression(survey.path, root, survey.cells, len(survey.genes))
+    with opened(inspection.path) as root:
+        expression = Expression(inspection.path, root, inspection.cells, len(inspection.genes))
         for start, stop in _column_blocks(expression):
-            block = expression.lines(start, stop, survey.cells)  # columns as lines
-            require_finite(survey.path, block, start)
+            block = expression.lines(start, stop, inspection.cells)  # columns as lines
+            require_finite(inspection.path, block, start)
             by_row = block.T.tocsr()
             for writer, (first, last) in zip(writers, chunks, strict=True):
                 piece = by_row[first:last].tocoo()

@@ -18,8 +18,15 @@ from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import generate, modes_of
 from alphastomics.geometry import best_rotation
-from alphastomics.report.findings import Curve, Findings, NewTissue, Path, Placed, Scores
-from alphastomics.report.inside import look_inside
+from alphastomics.report.diagnostics import look_inside
+from alphastomics.report.findings import (
+    Curve,
+    Findings,
+    NewTissue,
+    Path,
+    PredictedPositions,
+    Scores,
+)
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR
 
 PATH_CELLS, PATH_STEPS = 3000, 30
@@ -83,7 +90,7 @@ def collect(
 
 def place(
     module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
-) -> Placed:
+) -> PredictedPositions:
     """Place cells by their expression and turn each slice onto its truth."""
     assert cells.position is not None
     made, dims = generate(module, cells, EXPR_TO_POS.name, settings, seed), cells.dims
@@ -95,7 +102,7 @@ def place(
         ).numpy()
     error = np.linalg.norm(position - cells.position, axis=1)
     spread = np.linalg.norm(made.position_std[:, :dims], axis=1)
-    return Placed(position, error, spread if settings.num_samples > 1 else None)
+    return PredictedPositions(position, error, spread if settings.num_samples > 1 else None)
 
 
 def make_tissue(

@@ -11,7 +11,7 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PredictedPositions:
     """Cells placed by their expression, turned onto the truth slice by slice.
 
     Attributes
@@ -134,7 +134,7 @@ class Findings:
     facts: list[tuple[str, str]]
     cells: InputCells
     genes: list[str]
-    placed: Placed | None = None
+    placed: PredictedPositions | None = None
     predicted: Float32[np.ndarray, "N G"] | None = None
     new: NewTissue | None = None
     path: Path | None = None

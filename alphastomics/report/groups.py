@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 
 from alphastomics.generation.cells import InputCells
 from alphastomics.preprocessing.anndata_file import Frame, is_group
-from alphastomics.preprocessing.guard import guarded
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.report.findings import Column
 
 NUM_CLUSTERS, LEAST_PER_CLUSTER, FITTED_CELLS, COMPONENTS = 8, 10, 20_000, 20
@@ -82,7 +82,7 @@ def obs_columns(path: Path, num_cells: int) -> list[Column]:
     if path.suffix not in (".h5ad", ".zarr"):
         return []
     found: list[Column] = []
-    with guarded(path) as root:
+    with in_subprocess(path) as root:
         obs = Frame(path, root, "obs")
         for name in obs.columns:
             element = obs.group[name]

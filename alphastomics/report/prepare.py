@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from scipy.stats import chi2
 
 from alphastomics.errors import InputError
-from alphastomics.evaluation.calibration import error_and_spread
+from alphastomics.evaluation.calibration import error_and_std
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.methods import MODEL, competes
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
@@ -21,7 +21,15 @@ from alphastomics.evaluation.registry import METRICS, metric_named
 from alphastomics.evaluation.table import bar_end, best_method
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells
-from alphastomics.report.findings import Column, Curve, Findings, Inside, Path, Placed, Scores
+from alphastomics.report.findings import (
+    Column,
+    Curve,
+    Findings,
+    Inside,
+    Path,
+    PredictedPositions,
+    Scores,
+)
 from alphastomics.report.groups import Groups, error_by_group, groups_of
 from alphastomics.report.packing import codes, packed, places, spanned
 from alphastomics.tasks import TASKS
@@ -143,7 +151,7 @@ def calibration(
     squared, variance = (np.square(part, dtype=np.float64) for part in (error, spread / dims**0.5))
     radii = chi2.ppf(COVERAGE_LEVELS, dims)
     covered = [float(np.mean(squared <= radius * variance)) for radius in radii]
-    found = [error_and_spread(error[slices == n], spread[slices == n]) for n in np.unique(slices)]
+    found = [error_and_std(error[slices == n], spread[slices == n]) for n in np.unique(slices)]
     weight = np.unique(slices, return_counts=True)[1] / len(error)
     ratio, correlation = (float(np.dot(weight, part)) for part in zip(*found, strict=True))
     varied = np.ptp(spread) > 0 and np.ptp(error) > 0
@@ -283,8 +291,11 @@ def column_data(column: Column, rows: Int64[np.ndarray, " M"]) -> dict[str, Any]
     return {"name": column.name, "low": low, "high": low + width, "levels": packed(level)}
 
 
-def placed_data(
-    placed: Placed, rows: Int64[np.ndarray, " M"], cells: InputCells, groups: Groups | None
+def predicted_position_data(
+    placed: PredictedPositions,
+    rows: Int64[np.ndarray, " M"],
+    cells: InputCells,
+    groups: Groups | None,
 ) -> dict[str, Any]:
     """Pack the placed cells, their errors and their spreads."""
     spread = placed.spread
@@ -361,7 +372,7 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
             cells.measured[np.ix_(cells.slice_id[rows], picked)],
             [findings.genes[number] for number in picked],
         ),
-        "placed": findings.placed and placed_data(findings.placed, rows, cells, types),
+        "placed": findings.placed and predicted_position_data(findings.placed, rows, cells, types),
         "agreement": None
         if predicted is None
         else gene_agreement(findings, predicted, moran, seed),

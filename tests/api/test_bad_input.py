@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from alphastomics import AlphaSTomics
-from alphastomics.api.settings import keyword_paths, settled
+from alphastomics.api.settings import keyword_paths, updated
 from alphastomics.config import Config
 from alphastomics.config.file import document_fields
 from alphastomics.errors import InputError
@@ -18,7 +18,7 @@ from tests.api.conftest import TINY
 def test_every_keyword_is_a_setting_and_flags_have_their_names():
     known = keyword_paths()
     assert set(known.values()) <= set(document_fields())
-    config = settled(None, {"lr": 0.5, "d_model": 64, "seed": 7, "training_mode": "expr_to_pos"})
+    config = updated(None, {"lr": 0.5, "d_model": 64, "seed": 7, "training_mode": "expr_to_pos"})
     assert config.training.learning_rate == 0.5
     assert (config.model.d_model, config.seed.global_seed) == (64, 7)
     assert config.training.mode == "expr_to_pos"
@@ -27,7 +27,7 @@ def test_every_keyword_is_a_setting_and_flags_have_their_names():
 def test_settings_are_a_file_a_dict_or_a_config(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("model: {d_model: 64}")
     forms = [tmp_path / "mine.yaml", {"model": {"d_model": 64}}, Config(model={"d_model": 64})]
-    assert len({settled(form, {"n_heads": 4}).model_dump_json() for form in forms}) == 1
+    assert len({updated(form, {"n_heads": 4}).model_dump_json() for form in forms}) == 1
 
 
 MISTAKES = {

@@ -12,7 +12,7 @@ from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
-    SealedCheckpointIO,
+    ChecksummedCheckpointIO,
     card_of,
     digest,
     export_weights,
@@ -37,7 +37,7 @@ def saved(tmp_path: Path) -> Path:
     one.flat = True
     content = {"state_dict": one.state_dict(), "global_step": 4, OWN_KEY: card_of(one, GENES)}
     path = tmp_path / "one.ckpt"
-    SealedCheckpointIO().save_checkpoint(content, path)
+    ChecksummedCheckpointIO().save_checkpoint(content, path)
     return path
 
 
@@ -103,7 +103,9 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path, content):
 
 def test_a_later_format_is_refused_with_what_to_do(tmp_path: Path):
     card = {**card_of(module(), GENES), "format": 99}
-    SealedCheckpointIO().save_checkpoint({"state_dict": {}, OWN_KEY: card}, tmp_path / "new.ckpt")
+    ChecksummedCheckpointIO().save_checkpoint(
+        {"state_dict": {}, OWN_KEY: card}, tmp_path / "new.ckpt"
+    )
     with pytest.raises(InputError, match=r"format 99; this version .* reads format 1"):
         read_checkpoint(tmp_path / "new.ckpt")
 

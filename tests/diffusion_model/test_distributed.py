@@ -18,7 +18,7 @@ from alphastomics.config import DistributedConfig
 from alphastomics.config.file import to_yaml
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.spread import Devices, choose_devices, choose_strategy
+from alphastomics.diffusion_model.strategy import Devices, choose_devices, choose_strategy
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
 from tests.diffusion_model.conftest import equal, logged, tiny_config, weights

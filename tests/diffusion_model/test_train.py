@@ -14,7 +14,7 @@ from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig
 from alphastomics.diffusion_model.advice import rule_of_thumb
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.spread import choose_devices
+from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import (
     Request,
     check_data,

@@ -13,7 +13,7 @@ from alphastomics.evaluation.tissue import (
     measured_part,
     neighbour_types,
     shuffled_genes,
-    shuffled_places,
+    shuffled_positions,
     two_sample_auc,
     type_neighbour_distance,
     type_share_distance,
@@ -42,7 +42,11 @@ def test_another_draw_of_the_same_tissue_is_alike_and_shuffled_ones_are_not(type
     generator = torch.Generator().manual_seed(0)
     alike, placeless, mixed = (
         tissue_scores(tissue, real, typed, seed=0)
-        for tissue in (other, shuffled_places(other, generator), shuffled_genes(other, generator))
+        for tissue in (
+            other,
+            shuffled_positions(other, generator),
+            shuffled_genes(other, generator),
+        )
     )
     assert alike["moran_correlation"] > 0.95
     assert placeless["moran_correlation"] < 0.5
@@ -107,6 +111,6 @@ def test_measured_genes_are_kept_and_shuffling_keeps_what_it_says():
     mixed = shuffled_genes(tissue, generator)
     np.testing.assert_array_equal(np.sort(mixed.expression, 0), np.sort(tissue.expression, 0))
     assert not np.array_equal(mixed.expression, tissue.expression)
-    moved = shuffled_places(tissue, generator)
+    moved = shuffled_positions(tissue, generator)
     np.testing.assert_array_equal(moved.expression, tissue.expression)
     assert sorted(moved.position[:, 0]) == sorted(tissue.position[:, 0])

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from alphastomics.diffusion_model.checkpoint import (
+    CHECKSUM_KEY,
     OWN_KEY,
-    SEAL_KEY,
     digest,
     read_card,
     read_checkpoint,
@@ -120,9 +120,9 @@ FINE = {("other genes", "sample")}
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_checkpoint_that_says_something_else_is_refused(name, command, tiny, door, work):
     content = torch.load(tiny.checkpoint, weights_only=True)
-    content.pop(SEAL_KEY)
+    content.pop(CHECKSUM_KEY)
     CHANGES[name](content)
-    content[SEAL_KEY] = digest(content)
+    content[CHECKSUM_KEY] = digest(content)
     torch.save(content, work / "bad.ckpt")
     outcome = door(*loaders(tiny, work / "bad.ckpt")[command])
     if (name, command) in FINE:
@@ -134,9 +134,9 @@ def test_a_checkpoint_that_says_something_else_is_refused(name, command, tiny, d
 @pytest.mark.parametrize("name", RESUMED_CHANGES)
 def test_a_run_goes_on_from_no_checkpoint_whose_state_makes_no_sense(name, tiny, door, work):
     content = torch.load(tiny.checkpoint, weights_only=True)
-    content.pop(SEAL_KEY)
+    content.pop(CHECKSUM_KEY)
     RESUMED_CHANGES[name](content)
-    content[SEAL_KEY] = digest(content)
+    content[CHECKSUM_KEY] = digest(content)
     torch.save(content, work / "bad.ckpt")
     line = loaders(tiny, work / "bad.ckpt")["resume"]
     require_no_accident(door(*line, "--epochs", 2))
@@ -199,8 +199,8 @@ def test_a_model_folder_that_asks_for_a_huge_network_is_refused_at_once(size, ti
     path = work / "model/config.json"
     card = json.loads(path.read_text())
     card["config"]["model"].update(size)
-    card.pop(SEAL_KEY)
-    path.write_text(json.dumps({**card, SEAL_KEY: digest(card)}))
+    card.pop(CHECKSUM_KEY)
+    path.write_text(json.dumps({**card, CHECKSUM_KEY: digest(card)}))
     refused(door(*loaders(tiny, work / "model")["extract"]), "config.json")
 
 
@@ -233,7 +233,7 @@ def test_a_flipped_byte_is_noticed_or_harmless(command, place, tiny, door, work)
 @pytest.mark.parametrize("how", ["torch", "legacy", "pickle"])
 def test_a_payload_is_never_run(command, how, tiny, door, work):
     mark = work / "mark"
-    evil = {"state_dict": Payload(mark), OWN_KEY: {"format": 1}, SEAL_KEY: ""}
+    evil = {"state_dict": Payload(mark), OWN_KEY: {"format": 1}, CHECKSUM_KEY: ""}
     bad = work / "bad.ckpt"
     if how == "pickle":
         bad.write_bytes(pickle.dumps(evil))

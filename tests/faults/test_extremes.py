@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.survey import find_inputs
+from alphastomics.preprocessing.inspection import find_inputs
 from tests.faults.conftest import Tiny
 from tests.faults.door import MISTAKE, done, refused, require_no_accident
 from tests.preprocessing.tissue import cells_of, digests, make_slice, run, write
@@ -197,14 +197,14 @@ def test_extract_on_a_full_disk_is_one_line(output, tiny: Tiny, door, monkeypatc
 def test_a_killed_worker_is_one_line_and_its_work_stays(tiny: Tiny, door, work, monkeypatch):
     from concurrent.futures.process import BrokenProcessPool
 
-    from alphastomics.preprocessing.tasks import Crew
+    from alphastomics.preprocessing.worker_pool import WorkerPool
 
     def broken(self, futures):
         raise BrokenProcessPool("killed")
 
     line = ("preprocess", "--input_dir", tiny.slices, "--output_dir", "out")
     with monkeypatch.context() as patch:
-        patch.setattr(Crew, "_as_completed", broken)
+        patch.setattr(WorkerPool, "_as_completed", broken)
         outcome = door(*line, "--workers", 2)
     assert outcome.status == MISTAKE
     assert "Traceback" not in outcome.err

@@ -182,7 +182,7 @@ def test_no_record_makes_overwriting_remove_files_elsewhere(tiny: Tiny, door, sa
             ("shard-train-00000.json", {"file": away, "sha256": digest}),
             ("shard-test-00000.json", {"file": 5}),
         ):
-            resume.write_receipt(shuffle / name, record)
+            resume.write_marker(shuffle / name, record)
         line = ("stage2", "--input_dirs", tiny.stage1, "--output_dir", "out", "--overwrite")
         done(door(*line))
         assert victim.read_text() == "precious"

@@ -22,7 +22,7 @@ from alphastomics.simulate import write_tissue
 RNG = np.random.default_rng(1)
 
 
-def turn_of(dims: int, *, mirrored: bool) -> np.ndarray:
+def rotation_of(dims: int, *, mirrored: bool) -> np.ndarray:
     """Draw a rotation of the plane or of space, mirrored or not."""
     turn = np.eye(3)
     turn[:dims, :dims], _ = np.linalg.qr(RNG.normal(size=(dims, dims)))
@@ -57,7 +57,7 @@ OPTIONS = {"by_name": True, "scale": False, "reflection": True}
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_landmarks_bring_turned_tissue_back(dims: int, mirrored: bool):
     cells = body(dims)
-    turned = generated(cells, (cells.position - 500) @ turn_of(dims, mirrored=mirrored).T)
+    turned = generated(cells, (cells.position - 500) @ rotation_of(dims, mirrored=mirrored).T)
     if dims == 2:
         turned.position[:, 2] = 0
     marks = some_landmarks(cells, [3, 8, 20, 31, 5], dims)
@@ -72,7 +72,7 @@ def test_landmarks_bring_turned_tissue_back(dims: int, mirrored: bool):
 
 def test_a_flat_slice_is_laid_into_a_frame_in_space():
     cells = body(2)
-    there = cells.position @ turn_of(3, mirrored=False).T + 7
+    there = cells.position @ rotation_of(3, mirrored=False).T + 7
     frame = replace(cells, position=there.astype(np.float32), dims=3)
     marks = some_landmarks(frame, [3, 8, 20], 3)
     filled, made, _ = into_frame(cells, generated(cells, cells.position), marks, **OPTIONS)
@@ -106,7 +106,7 @@ def test_the_spread_turns_with_the_tissue():
 def test_a_reference_with_cells_in_common_is_met_by_name():
     cells = body(2)
     shown = replace(cells, names=[*cells.names[:10], *(f"other{n}" for n in range(30))])
-    made = generated(cells, cells.position @ turn_of(2, mirrored=True).T)
+    made = generated(cells, cells.position @ rotation_of(2, mirrored=True).T)
     frame = Reference(Path("ref.h5ad"), shown)
     _, back, (framed,) = into_frame(cells, made, frame, **OPTIONS)
     assert (framed.known, framed.num_known) == ("cells in common", 10)
@@ -119,7 +119,7 @@ def test_a_reference_of_other_cells_is_met_by_likeness(tmp_path: Path):
     genes = [line.strip() for line in gene_names(tmp_path / "slice_0.h5ad")]
     whole = read_h5ad(tmp_path / "slice_0.h5ad", genes, plain, Config())
     query, shown = part_of(whole, slice(0, None, 2), "a"), part_of(whole, slice(1, None, 2), "b")
-    turned = generated(query, query.position @ turn_of(2, mirrored=True).T + [5e3, 0, 0])
+    turned = generated(query, query.position @ rotation_of(2, mirrored=True).T + [5e3, 0, 0])
     frame = Reference(Path("ref.h5ad"), shown)
     _, made, (framed,) = into_frame(query, turned, frame, **OPTIONS)
     assert framed.known == "cells by likeness"

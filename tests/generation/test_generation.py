@@ -13,6 +13,7 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import Blank, blank_cells, read_h5ad, read_processed
 from alphastomics.generation.commands import load_for_use, sample
 from alphastomics.generation.commands import test as score
+from alphastomics.generation.estimators import mean_and_sample
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import (
     Generated,
@@ -21,7 +22,6 @@ from alphastomics.generation.generate import (
     generate,
     plane_of,
 )
-from alphastomics.generation.products import both_products
 from alphastomics.main import main
 from tests.generation.conftest import QUICK, SETTINGS, checkpoint
 
@@ -311,7 +311,7 @@ def test_both_products_are_those_that_sampling_gives(place: Path):
     module, genes = load_for_use(checkpoint(place))
     cells = read_processed(place / "processed", genes, "test")
     for mode in ("expr_to_pos", "pos_to_expr"):
-        both = both_products(module, cells, mode, QUICK, 3)
+        both = mean_and_sample(module, cells, mode, QUICK, 3)
         for product, made in (("estimate", both.estimate), ("sample", both.sample)):
             alone = generate(module, cells, mode, QUICK.model_copy(update={"product": product}), 3)
             np.testing.assert_allclose(made.position, alone.position, rtol=1e-5)

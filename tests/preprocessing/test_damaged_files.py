@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from alphastomics.preprocessing import guard
+from alphastomics.preprocessing import subprocess_reader
 from tests.preprocessing.tissue import make_slice, refused, write
 
 
@@ -63,9 +63,9 @@ import sys
 from pathlib import Path
 import numpy as np
 from alphastomics.errors import InputError
-from alphastomics.preprocessing import guard
+from alphastomics.preprocessing import subprocess_reader
 from tests.preprocessing.tissue import run
-guard.PATIENCE_SECONDS = 10.0
+subprocess_reader.PATIENCE_SECONDS = 10.0
 source, target, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 whole = bytearray((source / "one.h5ad").read_bytes())
 rng = np.random.default_rng(int(sys.argv[4]))
@@ -99,17 +99,19 @@ def test_a_flipped_bit_anywhere_is_refused_in_one_line_or_harmless(tmp_path, for
     ("child", "word"), [("import time; time.sleep(60)", "hang"), ("import os; os.abort()", "crash")]
 )
 def test_a_file_that_stops_or_kills_the_hdf5_library_is_refused(tmp_path, monkeypatch, child, word):
-    monkeypatch.setattr("alphastomics.preprocessing.guard.CHILD", child)
-    monkeypatch.setattr("alphastomics.preprocessing.guard.PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr("alphastomics.preprocessing.guard.BYTES_PER_SECOND", 1e9)
-    monkeypatch.setattr("alphastomics.preprocessing.guard.GUARD", guard.Guard())
+    monkeypatch.setattr("alphastomics.preprocessing.subprocess_reader.CHILD", child)
+    monkeypatch.setattr("alphastomics.preprocessing.subprocess_reader.PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("alphastomics.preprocessing.subprocess_reader.BYTES_PER_SECOND", 1e9)
+    monkeypatch.setattr(
+        "alphastomics.preprocessing.subprocess_reader.GUARD", subprocess_reader.SubprocessReader()
+    )
     source = write(tmp_path / "in", one=make_slice())
     refused(source, tmp_path / "out", "one.h5ad", f"makes the HDF5 library {word}")
 
 
 def test_the_child_of_a_parent_that_was_killed_ends_without_a_word():
     child = subprocess.Popen(
-        [sys.executable, "-c", guard.CHILD.format(path=sys.path)],
+        [sys.executable, "-c", subprocess_reader.CHILD.format(path=sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -124,7 +126,7 @@ def test_the_child_of_a_parent_that_was_killed_ends_without_a_word():
 
 def test_the_child_leaves_an_interruption_to_its_parent():
     child = subprocess.Popen(
-        [sys.executable, "-c", guard.CHILD.format(path=sys.path)],
+        [sys.executable, "-c", subprocess_reader.CHILD.format(path=sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

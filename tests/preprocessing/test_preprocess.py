@@ -237,8 +237,8 @@ def test_a_table_in_obsm_is_read_as_coordinates(tmp_path):
 def test_slice_i_lies_at_i_times_the_spacing(slices, tmp_path):
     run(slices, tmp_path, z_spacing=2.5)
     cells = cells_of(tmp_path)
-    heights = np.stack(cells["position"].to_numpy())[:, 2]
-    assert (heights == cells["slice_id"].to_numpy() * np.float32(2.5)).all()
+    z_values = np.stack(cells["position"].to_numpy())[:, 2]
+    assert (z_values == cells["slice_id"].to_numpy() * np.float32(2.5)).all()
 
 
 def test_position_statistics_are_those_of_the_training_cells(slices, tmp_path):

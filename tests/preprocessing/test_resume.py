@@ -113,13 +113,13 @@ def test_finished_pieces_are_not_done_again(source, whole, tmp_path, monkeypatch
     expected, _ = whole
     stop = RuntimeError("interrupted")
     written: list[str] = []
-    write_receipt = resume.write_receipt
+    write_marker = resume.write_marker
 
     def write_some(path: Path, value: object) -> None:
         if len(written) == 9:
             raise stop
         written.append(path.name)
-        write_receipt(path, value)
+        write_marker(path, value)
 
     for module in ("chunks", "shards", "transpose"):
         monkeypatch.setattr(f"alphastomics.preprocessing.{module}.write_receipt", write_some)

@@ -56,9 +56,9 @@ def test_merged_datasets_go_on_counting_in_z_and_share_their_cell_types(tmp_path
     assert metadata["cell_types"] == ["glia", "neuron", "z"]
     assert [record["z"] for record in metadata["slices"]] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert [record["dataset"] for record in metadata["slices"]] == [0, 0, 1, 1]
-    heights = np.stack(cells["position"].to_numpy())[:, 2]
+    z_values = np.stack(cells["position"].to_numpy())[:, 2]
     expected = np.array([record["z"] for record in metadata["slices"]])
-    assert (heights == expected[cells["slice_id"]]).all()
+    assert (z_values == expected[cells["slice_id"]]).all()
     assert len(cells) == 90
     assert len({record["name"] for record in metadata["slices"]}) == 4
     labels = [metadata["cell_types"][number] for number in cells["cell_type"]]

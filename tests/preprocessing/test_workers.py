@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.tasks import Crew
+from alphastomics.preprocessing.worker_pool import WorkerPool
 from tests.preprocessing.tissue import digests, make_slice, run, write
 
 SETTINGS = {"max_cells_per_file": 50, "max_shard_size": 60}
@@ -53,13 +53,13 @@ def test_a_dask_cluster_gives_the_bytes_of_one_worker(source, tmp_path):
 
 def test_a_scheduler_that_does_not_answer_is_the_callers_mistake(source, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("alphastomics.preprocessing.tasks.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("alphastomics.preprocessing.worker_pool.CONNECT_SECONDS", 0.3)
     with pytest.raises(InputError, match=r"--scheduler tcp.*: no Dask scheduler"):
         run(source, tmp_path / "out", scheduler="tcp://127.0.0.1:9")
 
 
 def test_results_come_in_the_order_of_the_tasks():
-    with Crew(2, None) as crew:
+    with WorkerPool(2, None) as pool:
         finished: list[int] = []
-        assert crew.run(abs, [-3, 2, -1, 0], finished.append) == [3, 2, 1, 0]
+        assert pool.run(abs, [-3, 2, -1, 0], finished.append) == [3, 2, 1, 0]
         assert sorted(finished) == [-3, -1, 0, 2]

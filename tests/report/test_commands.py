@@ -27,7 +27,7 @@ from alphastomics.report.collect import (
     read_curves,
 )
 from alphastomics.report.commands import page_beside, read_scores, run_of
-from alphastomics.report.inside import look_inside
+from alphastomics.report.diagnostics import look_inside
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config
 

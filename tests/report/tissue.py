@@ -3,7 +3,14 @@
 import numpy as np
 
 from alphastomics.generation.cells import InputCells
-from alphastomics.report.findings import Curve, Findings, Inside, NewTissue, Path, Placed
+from alphastomics.report.findings import (
+    Curve,
+    Findings,
+    Inside,
+    NewTissue,
+    Path,
+    PredictedPositions,
+)
 
 EVIL = "<script>alert(1)</script>"
 GENES = [EVIL, "Gad1", "A&B", "</script><img src=x onerror=alert(2)>", "\u2028line", "{{plotly}}"]
@@ -49,7 +56,7 @@ def make_findings(cells: InputCells, genes: list[str] | None = None, **changes) 
     frames = np.linspace(1, 0, 6, dtype=np.float32)[:, None, None]
     noise = random.normal(size=(len(rows), 3)).astype(np.float32) * 150
     known: dict = {
-        "placed": Placed(cells.position + shift, np.linalg.norm(shift, axis=1), spread),
+        "placed": PredictedPositions(cells.position + shift, np.linalg.norm(shift, axis=1), spread),
         "predicted": cells.expression * np.float32(0.5),
         "new": NewTissue(cells.position[::-1].copy(), cells.expression, np.arange(count)[::-1]),
         "path": Path(

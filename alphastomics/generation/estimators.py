@@ -24,7 +24,7 @@ from alphastomics.tasks import TASKS
 
 
 @dataclass(frozen=True)
-class Products:
+class MeanAndSample:
     """The point estimate and a draw, in the order of the input.
 
     `draws` are the places of all draws, each as it came; `envelope` bounds the draws of expression.
@@ -36,14 +36,14 @@ class Products:
     envelope: Envelope
 
 
-def both_products(
+def mean_and_sample(
     module: AlphaSTomicsModule,
     cells: InputCells,
     mode: Mode,
     settings: SamplingConfig,
     seed: int,
     known: InputCells | None = None,
-) -> Products:
+) -> MeanAndSample:
     """Generate once for all slices, and keep both products: they are those of `generate`."""
     made = [Arrays.for_cells(cells, mode) for _ in range(2)]
     places = np.zeros((settings.num_samples, len(cells.names), 3), np.float32)
@@ -79,4 +79,4 @@ def both_products(
     bounds = Envelope(low, high, estimate.expression_std, settings.num_samples)
     if TASKS[mode].reads_training_cells:
         estimate = with_context(estimate, predict_from_context(module, cells, known, seed))
-    return Products(estimate, sample, places, bounds)
+    return MeanAndSample(estimate, sample, places, bounds)

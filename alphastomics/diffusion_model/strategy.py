@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from alphastomics.attn_model.model import Model
 from alphastomics.config import Config, DistributedConfig
-from alphastomics.diffusion_model.zero import ZeroStrategy
+from alphastomics.diffusion_model.deepspeed import ZeroStrategy
 from alphastomics.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ class WorkerEnded(MemoryError):
     """
 
 
-class Crew:
+class WorkerPool:
     """Those who do the work of a command: this process, local processes, or a Dask cluster.
 
     Parameters
@@ -44,7 +44,7 @@ class Crew:
         self.workers, self.scheduler = workers, scheduler
         self._pool: Any = None
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         if self.scheduler is not None:
             self._pool = _dask_client(self.scheduler)
         return self

@@ -25,18 +25,18 @@ import numpy as np
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_text_name
 from alphastomics.preprocessing.anndata_file import opened, walk
+from alphastomics.preprocessing.inspection import Inspection, InspectionTask, inspect_file, size_of
 from alphastomics.preprocessing.self_contained import require_self_contained
-from alphastomics.preprocessing.survey import Survey, SurveyTask, size_of, survey_file
 
 PATIENCE_SECONDS = 30.0
 BYTES_PER_SECOND = 5e6  # slower than any disk that one would preprocess from
 CHILD = (
     "import sys; sys.path[:] = {path!r}; "
-    "from alphastomics.preprocessing import guard; guard.serve()"
+    "from alphastomics.preprocessing import subprocess_reader; subprocess_reader.serve()"
 )
 
 
-class Guard:
+class SubprocessReader:
     """The child process, started when it is first needed."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
             if act == "walk":
                 walk(path, root)
                 return "done", None
-        found = survey_file(SurveyTask(path=path, **task))
+        found = inspect_file(InspectionTask(path=path, **task))
     except InputError as error:
         return "refused", str(error)
     except OSError as error:
@@ -125,16 +125,16 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
     return "done", plain
 
 
-GUARD = Guard()
-atexit.register(GUARD.close)
+READER = SubprocessReader()
+atexit.register(READER.close)
 
 
-def guarded_survey(task: SurveyTask) -> Survey:
+def inspected_in_subprocess(task: InspectionTask) -> Inspection:
     """Survey a file in this process's child."""
     asked = {**asdict(task), "path": str(task.path)}
-    found = GUARD.ask("survey", task.path, task.bytes, asked)
+    found = READER.ask("survey", task.path, task.bytes, asked)
     types = found["cell_types"]
-    return Survey(
+    return Inspection(
         **{
             **found,
             "path": task.path,
@@ -148,10 +148,10 @@ def guarded_survey(task: SurveyTask) -> Survey:
 
 
 @contextmanager
-def guarded(path: Path) -> Iterator[Any]:
+def in_subprocess(path: Path) -> Iterator[Any]:
     """Open the root group of an AnnData file, after the child has walked through it."""
     require_text_name(Path(path.name))
     if path.exists():
-        GUARD.ask("walk", path, size_of(path), {"path": str(path.resolve())})
+        READER.ask("walk", path, size_of(path), {"path": str(path.resolve())})
     with opened(path) as root:
         yield root

@@ -40,7 +40,7 @@ OBS_ROWS = 1_000_000  # rows of obs that are read at a time: a few bytes each
 
 
 @dataclass(frozen=True)
-class SurveyTask:
+class InspectionTask:
     """One file to look at, and the settings that matter for it."""
 
     path: Path
@@ -55,7 +55,7 @@ class SurveyTask:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Inspection:
     """What a file holds.
 
     Parameters
@@ -161,7 +161,7 @@ def is_generated(path: Path) -> bool:
         return "uns/alphastomics/mode" in root
 
 
-def survey_file(task: SurveyTask) -> Survey:
+def inspect_file(task: InspectionTask) -> Inspection:
     """Look at one file and check everything but the values of X."""
     with opened(task.path) as root:
         obs, var = Frame(task.path, root, "obs"), Frame(task.path, root, "var")
@@ -179,7 +179,7 @@ def survey_file(task: SurveyTask) -> Survey:
         slices, counts = _slices(task, obs, cells, chunk_rows)
         types = _names_that_occur(obs, task.cell_type_key, cells)
         samples = _samples(obs, slices, cells)
-    return Survey(
+    return Inspection(
         task.path,
         task.name,
         cells,
@@ -218,7 +218,7 @@ def _bytes_per_row(expression: Expression) -> float:
     return filled * BYTES_PER_ENTRY
 
 
-def _check_positions(task: SurveyTask, positions: Positions) -> None:
+def _check_positions(task: InspectionTask, positions: Positions) -> None:
     wanted = 3 if task.position_is_3d else 2
     if positions.columns != wanted:
         remedy = {
@@ -234,7 +234,7 @@ def _check_positions(task: SurveyTask, positions: Positions) -> None:
 
 
 def _slices(
-    task: SurveyTask, obs: Frame, cells: int, chunk_rows: int
+    task: InspectionTask, obs: Frame, cells: int, chunk_rows: int
 ) -> tuple[tuple[str, ...], Int64[np.ndarray, "C S"]]:
     """Name the slices of a file and count their cells in each chunk."""
     starts = range(0, cells, chunk_rows)
