@@ -38,6 +38,8 @@ HOLDOUT_RUN, VERDICT_FILE, PLAN_FILE = "holdout", "verdict.json", "plan.json"
 # Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
 JUDGED_CELLS, MOST_JUDGED = 2_000, 6_000
 LEAST_JUDGED = 30
+# Training cells of the slowest baselines: with all, they would take longer than the training.
+VERDICT_TREE_CELLS = 3_000
 TOO_FEW = "too few cells were held out to judge the model: test it on cells with known positions"
 # A training that was best before this share of its length is cut there.
 CUT_SHARE = 0.7
@@ -204,7 +206,7 @@ def judge(
     settings = config.sampling.model_copy(update={"num_steps": 10, "num_samples": 2})
     known = some_cells(cells, np.flatnonzero(~held))
     seed = config.seed.global_seed
-    return evaluate(module, some_cells(cells, judged), known, settings, seed)
+    return evaluate(module, some_cells(cells, judged), known, settings, seed, VERDICT_TREE_CELLS)
 
 
 def judged_rows(cells: InputCells, held: np.ndarray, seed: int) -> np.ndarray:

@@ -21,14 +21,14 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("slice", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[150, 300, 600])
-    parser.add_argument("--product", choices=["estimate", "sample"], default="estimate")
+    parser.add_argument("--estimator", choices=["mean", "sample"], default="mean")
     arguments = parser.parse_args()
     module, genes = load_for_use(arguments.checkpoint)
     cells = read_cells(arguments.slice, module, genes, Config(), "test")
     assert cells.position is not None
     true = cells.position[:, : cells.dims]
     radius = float(np.sqrt(((true - true.mean(0)) ** 2).sum(1).mean()))
-    settings = SamplingConfig(product=arguments.product, num_steps=20, num_samples=4)
+    settings = SamplingConfig(estimator=arguments.estimator, num_steps=20, num_samples=4)
     whole = generate(module, cells, "expr_to_pos", settings, 0).position[:, : cells.dims]
     print(f"{len(true)} cells, radius {radius:.0f}; {arguments.product}")
     print("largest set, chunks, anchors, seam error, of the radius, from the whole, Spearman")

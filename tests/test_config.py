@@ -273,3 +273,9 @@ def test_any_bytes_are_accepted_or_refused_in_words(tmp_path_factory, content: b
         parse_document(read_document(path), "config")
     except InputError as error:
         assert len(str(error)) > len("config: ")
+
+
+@pytest.mark.parametrize(("old", "new"), [("estimate", "mean"), ("sample", "sample")])
+def test_the_product_of_version_0_1_is_read_as_the_estimator(old: str, new: str):
+    document = {"sampling": {"product": old}}
+    assert parse_document(document, "old.yaml").sampling.estimator == new

@@ -114,7 +114,7 @@ def test_all_data_get_a_valid_plan_without_a_setting(name, device):
     assert config.data.loading.set_size <= 1024
     assert config.model.d_model % config.model.n_heads == 0
     assert config.sampling.num_steps <= config.diffusion.num_timesteps
-    assert 100 <= plan.updates <= 100_000
+    assert 100 <= plan.updates <= 1_000_000
     assert plan.seconds > 0
     if device == CPU and cells <= 10_000 and metadata.num_genes <= 1000:
         assert plan.seconds <= 10 * 60
@@ -245,3 +245,23 @@ def test_set_values_are_what_was_set_and_with_values_sets_them():
     assert dict(set_values(parse_document({"model": {"d_model": 64}}, "x"))) == {
         "model.d_model": 64
     }
+
+
+def test_a_large_data_set_in_one_frame_gets_the_documented_values_on_a_gpu():
+    plan = resolve_config(Config(), DATA["10 million cells of one frame"], GPU)
+    document = dict(set_values(plan.config))
+    expected = {
+        "model.d_model": 256,
+        "model.n_heads": 8,
+        "model.n_layers": 6,
+        "model.dropout": 0.1,
+        "training.batch_size": 1024,
+        "training.learning_rate": 1e-4,
+        "training.weight_decay": 1e-5,
+        "training.max_epochs": 100,
+        "training.early_stopping": True,
+        "sampling.num_steps": 50,
+    }
+    assert {key: document[key] for key in expected} == expected
+    own = resolve_config(Config(), DATA["10 million cells"], GPU).config
+    assert own.training.learning_rate != 1e-4

@@ -36,18 +36,18 @@ def test_a_flag_of_train_without_its_switch_gets_a_word(flags, words, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("given", "mode", "product", "words"),
+    ("given", "mode", "estimator", "words"),
     [
-        ({"num_steps", "sampler"}, "expr_to_pos", "estimate", "--num_steps, --sampler: the estim"),
+        ({"num_steps", "sampler"}, "expr_to_pos", "mean", "--num_steps, --sampler: the estim"),
         ({"num_steps", "sampler"}, "expr_to_pos", "sample", None),
-        ({"num_steps", "sampler"}, "joint", "estimate", None),
-        ({"product"}, "joint", "sample", "--product: joint makes one sample"),
+        ({"num_steps", "sampler"}, "joint", "mean", None),
+        ({"estimator"}, "joint", "sample", "--estimator: joint makes one sample"),
         ({"num_samples"}, "joint", "sample", "--num_samples: joint makes one sample"),
         ({"split"}, "expr_to_pos", "sample", "--split: counts with a processed folder"),
     ],
 )
-def test_a_flag_of_sample_that_does_nothing_gets_a_word(given, mode, product, words):
-    found = sample_notices(given, mode, SamplingConfig(product=product), FILE)
+def test_a_flag_of_sample_that_does_nothing_gets_a_word(given, mode, estimator, words):
+    found = sample_notices(given, mode, SamplingConfig(estimator=estimator), FILE)
     assert found == [] if words is None else words in found[0]
 
 
@@ -95,4 +95,4 @@ def test_help_says_what_steps_and_solver_count_for(capsys):
     with pytest.raises(SystemExit):
         main(["sample", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "Network calls of a sample (joint, --product sample, and the std)" in said
+    assert "Network calls of a sample (joint, --estimator sample, and the std)" in said

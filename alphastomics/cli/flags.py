@@ -11,11 +11,13 @@ DEMO_DIR = "./demo"
 DEFAULT_SPLIT = "test"
 
 STEPS_HELP = (
-    "Network calls of a sample (joint, --product sample, and the std); the estimate takes one."
+    "Network calls of a sample (joint, --estimator sample, and the std); the estimate takes one."
 )
 AS_TRAINED = "as in training"
 MODE_DEFAULT = "joint; expr_to_pos for cells without positions; the model's own if it has but one"
-SOLVER_HELP = "Solver of a sample (joint, --product sample, and the std); the estimate needs none."
+SOLVER_HELP = (
+    "Solver of a sample (joint, --estimator sample, and the std); the estimate needs none."
+)
 
 VERBOSE = switch("verbose", "Log more, and show the traceback of an error.")
 SEEDS = [
@@ -225,7 +227,7 @@ COMMANDS = {
             Flag("sample_mode", "sampling.mode", default=MODE_DEFAULT),
             Flag("num_steps", "sampling.num_steps", help=STEPS_HELP, default=AS_TRAINED),
             Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
-            Flag("product", "sampling.product"),
+            Flag("estimator", "sampling.estimator", second_names=("product",)),
             Flag("num_samples", "sampling.num_samples"),
             SPLIT_NAME,
             path_flag(

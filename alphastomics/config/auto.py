@@ -29,6 +29,17 @@ LEAST_UPDATES, MOST_UPDATES, LEAST_UPDATES_CPU = 200, 20_000, 150
 # Beyond so many cells, those held out are no loss, and nothing is fitted again.
 REFIT_CELLS = 200_000
 VALIDATIONS = 10
+# Beyond so many cells in one frame there is enough to learn from: a GPU gets the schema's values.
+LARGE_CELLS = 1_000_000
+DOCUMENTED = (
+    "model.dropout",
+    "training.learning_rate",
+    "training.weight_decay",
+    "training.batch_size",
+    "training.max_epochs",
+    "training.early_stopping",
+    "sampling.num_steps",
+)
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000
 # Cells that take more memory than this are read as they are needed.
@@ -123,6 +134,11 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     cells = sum(sizes)
     refit = holdout is not None and cells <= REFIT_CELLS
     chosen: dict[str, Choice] = {}
+    for key, value in _documented(cells, metadata, device).items():
+        if key not in given:
+            given[key] = value
+            chosen[key] = Choice(key, value, f"{cells:,} cells in one frame")
+    config = _from_values(given)
 
     def choose(key: str, value: Any, reason: str) -> Any:
         if key in given:
@@ -154,8 +170,22 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
     resolved = with_values(config, {key: choice.value for key, choice in chosen.items()})
-    whole = updates * seconds * (1 + refit) + (0 if holdout is None else 30 + 0.004 * cells)
+    whole = updates * seconds * (1 + refit)
+    if holdout is not None:
+        whole += _seconds_of_verdict(cells, metadata.num_genes, device)
     return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
+
+
+def _documented(cells: int, metadata: Metadata, device: Device) -> dict[str, Any]:
+    """Return the values of the schema that hold for a large data set in one frame on a GPU."""
+    if device.kind != "gpu" or not metadata.shares_frame or cells <= LARGE_CELLS:
+        return {}
+    values = Config()
+    return {
+        key: getattr(getattr(values, section), name)
+        for key in DOCUMENTED
+        for section, _, name in [key.partition(".")]
+    }
 
 
 def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[Choice]:
@@ -259,6 +289,11 @@ def _seconds_of_update(
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
 
 
+def _seconds_of_verdict(cells: int, genes: int, device: Device) -> float:
+    """Estimate the time of sampling, scoring, and fitting the baselines, mostly trees."""
+    return 20 + 0.002 * cells + 1.3e-4 * min(cells, 3_000) * min(genes, 500) / device.cores
+
+
 def _updates(cells: int, seconds: float, device: Device) -> int:
     """Choose the number of updates: more cells deserve more, and a CPU has minutes, not hours."""
     wanted = UPDATES * math.sqrt(cells / CELLS_OF_UPDATES)
@@ -276,6 +311,18 @@ def set_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from set_values(value, f"{prefix}{name}.")
         elif name in section.model_fields_set:
             yield f"{prefix}{name}", value
+
+
+def _from_values(values: dict[str, Any]) -> Config:
+    """Return settings of which only these values, by key, are set."""
+    document: dict[str, Any] = {}
+    for key, value in values.items():
+        section = document
+        *path, name = key.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return Config.model_validate(document)
 
 
 def with_values(config: Config, values: dict[str, Any]) -> Config:

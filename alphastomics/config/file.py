@@ -20,6 +20,8 @@ from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError, printable
 
 LAYER_SECTION = "TransformerLayer_setting"
+# Keys of version 0.1 -> the key of today, and what their values are called now.
+OLD_KEYS = {"sampling.product": ("sampling.estimator", {"estimate": "mean"})}
 # Second name in the file -> the setting itself.
 SECOND_NAMES = {
     f"{LAYER_SECTION}.num_layers": "model.n_layers",
@@ -154,6 +156,9 @@ def _leaves(document: Mapping[Any, Any], source: str) -> Document:
             path = f"{prefix}{printable(str(key))}"
             if path in known:
                 leaves[path] = value
+            elif path in OLD_KEYS:
+                new, meaning = OLD_KEYS[path]
+                leaves.setdefault(new, meaning.get(str(value), value))
             elif path not in sections:
                 wrong = _first_leaf(path, value)
                 raise InputError(f"{source}: {wrong}: unknown key; {nearest_path(wrong, known)}")
@@ -194,7 +199,7 @@ def _inner_values(leaves: Document, source: str) -> Document:
     for path, value in leaves.items():
         target = SECOND_NAMES.get(path, path)
         if value == "auto" and is_auto(fields[path]):
-            continue  # as if it were not there: config_auto.py resolves what is not set
+            continue  # as if it were not there: config/auto.py resolves what is not set
         if target != path and target in leaves and not _same(leaves[target], value):
             raise InputError(
                 f"{source}: {path} ({value!r}) and {target} ({leaves[target]!r}) are one setting "

@@ -299,17 +299,17 @@ class SamplingConfig(Section):
     )
     sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    product: Literal["estimate", "sample"] = Field(
-        "estimate", description="The posterior mean, or one draw from the posterior."
+    estimator: Literal["mean", "sample"] = Field(
+        "mean", description="The posterior mean, or one sample from the posterior."
     )
     num_samples: int = Field(
-        4, ge=1, le=1000, description="Draws; their spread is the uncertainty of a cell."
+        4, ge=1, le=1000, description="Samples; their std is written beside the estimate."
     )
     max_set_size: int = Field(
         65_536,
         ge=2,
         le=LARGEST_COUNT,
-        description="Cells of a set at most; larger slices are drawn in chunks.",
+        description="Cells of a set at most; larger slices are sampled in chunks.",
     )
 
 

@@ -49,9 +49,9 @@ SMOOTHING: dict[str, int] = {"rounds": 3, "neighbours": 15, "components": 30}
 
 
 def position_baselines(
-    cells: InputCells, known: InputCells | None, seed: int
+    cells: InputCells, known: InputCells | None, seed: int, tree_cells: int = TREE_CELLS
 ) -> dict[str, Predictor]:
-    """Baselines of `expr_to_pos`, fitted at most once for all slices."""
+    """Baselines of `expr_to_pos`, fitted at most once for all slices; trees to some cells."""
     position = cells.position
     assert position is not None
 
@@ -64,14 +64,16 @@ def position_baselines(
         methods[CENTROIDS] = lambda rows: class_centroids(position[rows], labels[rows])
     if known is None or known.position is None:
         return methods
-    return methods | _regressions(cells, known, seed)
+    return methods | _regressions(cells, known, seed, tree_cells)
 
 
-def _regressions(cells: InputCells, known: InputCells, seed: int) -> dict[str, Predictor]:
+def _regressions(
+    cells: InputCells, known: InputCells, seed: int, tree_cells: int
+) -> dict[str, Predictor]:
     """Fit every regressor to training cells, each slice centred on itself."""
     number = len(known.slice_id)
-    few, some = (_some(number, most, seed) for most in (TREE_CELLS, REGRESSION_CELLS))
-    say_which_cells(number)
+    few, some = (_some(number, most, seed) for most in (tree_cells, REGRESSION_CELLS))
+    say_which_cells(number, tree_cells)
     target = centred_positions(known)
     predicted = {}
     for name, regressor in REGRESSORS.items():
@@ -89,16 +91,16 @@ def _regressions(cells: InputCells, known: InputCells, seed: int) -> dict[str, P
     return {name: position.__getitem__ for name, position in predicted.items()}
 
 
-def say_which_cells(number: int) -> None:
+def say_which_cells(number: int, tree_cells: int) -> None:
     """Say what the regressors are fitted to."""
-    if number <= TREE_CELLS:
+    if number <= tree_cells:
         logger.info("baselines: ridge, expression kNN and ExtraTrees on %d training cells", number)
         return
     logger.info(
         "baselines: of %d training cells ExtraTrees takes %d at random (with sqrt features, ridge "
         "and expression kNN: %d)",
         number,
-        TREE_CELLS,
+        tree_cells,
         min(number, REGRESSION_CELLS),
     )
 

@@ -30,6 +30,7 @@ from alphastomics.evaluation.scores import (
     type_scores,
 )
 from alphastomics.generation.baselines import (
+    TREE_CELLS,
     Predictor,
     expression_baselines,
     position_baselines,
@@ -47,8 +48,12 @@ def evaluate(
     known: InputCells | None,
     settings: SamplingConfig,
     seed: int,
+    tree_cells: int = TREE_CELLS,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth."""
+    """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
+
+    `tree_cells` bounds the training cells that the slowest baselines are fitted to.
+    """
     if cells.position is None:
         raise InputError("test: the input has no coordinates to compare with")
     cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
@@ -59,7 +64,7 @@ def evaluate(
         methods = {
             MODEL: made.estimate.position.__getitem__,
             MODEL_SAMPLE: made.sample.position.__getitem__,
-            **position_baselines(cells, known, seed),
+            **position_baselines(cells, known, seed, tree_cells),
         }
         found = scored(cells, methods, position_scores_of)
         found[MODEL] |= over_slices(cells, lambda rows: position_calibration(cells, rows, made))

@@ -107,10 +107,10 @@ def generate(
     if not task.is_conditional:
         # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
         # another draw that it could be compared with.
-        settings = settings.model_copy(update={"product": "sample", "num_samples": 1})
+        settings = settings.model_copy(update={"estimator": "sample", "num_samples": 1})
     made = Arrays.for_cells(cells, mode)
     plans = [chunks_of(cells, number, settings, seed) for number in range(len(cells.slice_names))]
-    calls = settings.num_steps + (settings.product == "estimate")
+    calls = settings.num_steps + (settings.estimator == "mean")
     steps = calls * settings.num_samples * sum(plans)
     seams: list[Seam] = []
     with track(f"sample {mode}", steps, "network calls") as advance:
@@ -122,7 +122,7 @@ def generate(
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = made.generated_cells(tuple(seams))
-    if task.reads_training_cells and settings.product == "estimate":
+    if task.reads_training_cells and settings.estimator == "mean":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result
 
@@ -220,7 +220,7 @@ def generate_slice(
 ) -> tuple[tuple[np.ndarray, ...], Seam | None]:
     """Draw one slice several times; return product and std of both modalities, and the seam."""
     draws = drawn(one, settings.num_steps, settings.num_samples, advance)
-    if settings.product == "estimate":
+    if settings.estimator == "mean":
         product = averaged(one, drawn(one, 1, settings.num_samples, advance))
     else:
         first = next(draws)

@@ -18,14 +18,14 @@ def sample_notices(
     """Say which flags of `sample` do nothing in this call."""
     found = []
     if not TASKS[mode].is_conditional:
-        unused = [name for name in ("product", "num_samples") if name in given]
+        unused = [name for name in ("estimator", "num_samples") if name in given]
         found += [f"--{name}: joint makes one sample, without a std: not used" for name in unused]
-    elif settings.product == "estimate":
+    elif settings.estimator == "mean":
         unused = [f"--{name}" for name in ("num_steps", "sampler") if name in given]
         if unused:
             found.append(
                 f"{', '.join(unused)}: the estimate is one network call from each start; they "
-                "count for the std alone. Add --product sample for a sample"
+                "count for the std alone. Add --estimator sample for a sample"
             )
     if "split" in given and (source is None or not is_processed(source)):
         found.append("--split: counts with a processed folder: not used")

@@ -198,7 +198,7 @@ def facts_of(
             "Sampling",
             f"{sampling.num_steps} steps {sampling.sampler}, {sampling.num_samples} draws",
         ),
-        ("Placed cells are", "posterior means" if sampling.product == "estimate" else "one draw"),
+        ("Placed cells are", "posterior means" if sampling.estimator == "mean" else "one sample"),
         ("Checkpoint", checkpoint.name),
         ("Seed", str(config.seed.global_seed)),
         ("Made", date.today().isoformat()),

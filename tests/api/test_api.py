@@ -178,7 +178,7 @@ def test_an_embedding_of_dissociated_cells_is_of_expression_alone(model, slices)
 
 def test_another_seed_gives_another_draw_and_the_same_one_the_same(model, slices):
     one, two, other = (
-        model.predict_positions(slices[0], seed=seed, product="sample") for seed in (1, 1, 2)
+        model.predict_positions(slices[0], seed=seed, estimator="sample") for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(one, two)
     assert not np.array_equal(one, other)

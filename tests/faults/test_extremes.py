@@ -87,7 +87,7 @@ def test_a_sample_is_the_same_wherever_the_origin_is(tiny: Tiny, door, work):
 
     far = changed(tiny, work / "far.h5ad", move)
     # A sample is the network's alone; an estimate asks the training cells around, in their frame.
-    mode = ("--sample_mode", "pos_to_expr", "--product", "sample")
+    mode = ("--sample_mode", "pos_to_expr", "--estimator", "sample")
     for path in (near, far):
         output = path.with_suffix(".out.h5ad")
         done(door("sample", *model(tiny), "--input_data", path, *mode, "--output", output))

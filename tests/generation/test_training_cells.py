@@ -112,7 +112,6 @@ def test_of_very_many_cells_trees_take_fewer_and_it_is_said(place: Path, monkeyp
     caplog.set_level("INFO")
     _, genes = load_for_use(checkpoint(place))
     cells = read_processed(place / "processed", genes, "train")
-    monkeypatch.setattr(baselines, "TREE_CELLS", 30)
     monkeypatch.setattr(baselines, "REGRESSION_CELLS", 50)
     used = {}
     real = baselines.regressed_positions
@@ -122,7 +121,7 @@ def test_of_very_many_cells_trees_take_fewer_and_it_is_said(place: Path, monkeyp
         return real(expression, known, *rest, regressor=regressor, seed=seed)
 
     monkeypatch.setattr(baselines, "regressed_positions", counted)
-    baselines.position_baselines(cells, cells, 0)
+    baselines.position_baselines(cells, cells, 0, tree_cells=30)
     few = {"trees": 30, "smoothed trees": 30}
     assert used == few | {"ridge": 50, "knn": 50, "sqrt trees": 50}
     assert f"of {len(cells.slice_id)} training cells ExtraTrees takes 30 at random" in caplog.text
