@@ -7,6 +7,7 @@ Every command runs in a process of its own; its peak is the largest resident siz
 """
 
 import argparse
+import io
 import json
 import os
 import platform
@@ -85,18 +86,24 @@ def small_model(checkout: Path, folder: Path, genes: int) -> Path:
 
 def write_hostile_checkpoint(path: Path, kind: int) -> None:
     """Write some 28 MB whose pickle is nothing but small objects: lists, and random strings."""
+    import torch
+
     rng = np.random.default_rng(0)
     texts = rng.integers(97, 123, (LISTS if kind == zipfile.ZIP_DEFLATED else 1, 8), np.uint8)
     lists = 10 * LISTS if kind == zipfile.ZIP_DEFLATED else 28_000_000
-    with (
-        zipfile.ZipFile(path, "w", kind) as archive,
-        archive.open("archive/data.pkl", "w", force_zip64=True) as file,
-    ):
-        file.write(b"\x80\x04(")
-        prefix = np.tile(np.frombuffer(b"\x8c\x08", np.uint8), (len(texts), 1))
-        file.write(np.concatenate([prefix, texts], axis=1).tobytes())
-        file.write(b"]" * lists)
-        file.write(b"l.")
+    prefix = np.tile(np.frombuffer(b"X\x08\0\0\0", np.uint8), (len(texts), 1))
+    sound = io.BytesIO()
+    torch.save([], sound)
+    with zipfile.ZipFile(sound) as source, zipfile.ZipFile(path, "w", kind) as archive:
+        for member in source.namelist():
+            if not member.endswith("data.pkl"):
+                archive.writestr(member, source.read(member), zipfile.ZIP_STORED)
+                continue
+            with archive.open(member, "w", force_zip64=True) as file:
+                file.write(b"\x80\x02](")
+                file.write(np.concatenate([prefix, texts], axis=1).tobytes())
+                file.write(b"]" * lists)
+                file.write(b"e.")
 
 
 def checkpoints(checkout: Path, folder: Path, _cells: int) -> dict[str, Any]:
