@@ -1,5 +1,6 @@
 """The commands `sample` and `test`: paths and settings enter, files and summaries leave."""
 
+import json
 import logging
 from collections.abc import Collection
 from dataclasses import replace
@@ -39,9 +40,9 @@ from alphastomics.generation.output import (
     write_pt,
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
+from alphastomics.io.files import write_text
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
-from alphastomics.preprocessing.resume import write_marker
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -291,5 +292,5 @@ def test(
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
-    write_marker(target, scores)
+    write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}
