@@ -149,13 +149,15 @@ def test_the_output_of_stage1_that_was_altered_is_refused(name, tiny, door, work
     refused(door("stage2", "--input_dirs", source, "--output_dir", "out"))
 
 
-@pytest.mark.parametrize("name", ["report.json", "metrics.csv", "status.json", "config.yaml"])
+@pytest.mark.parametrize("name", ["report.json", "metrics.csv", "config.yaml"])
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff"])
 def test_a_run_folder_with_a_broken_file_is_refused_or_reported(name, text, tiny, door, own_run):
-    (own_run / name).write_text(text, encoding="latin-1")
+    # Nothing depends on status.json: it is broken beside the log, which is shown alone.
+    for broken in {"metrics.csv": ("metrics.csv", "status.json")}.get(name, (name,)):
+        (own_run / broken).write_text(text, encoding="latin-1")
     few = ("--num_steps", 1, "--num_samples", 1, "--input_data", tiny.slice)
     outcome = door("report", own_run, *few, "--output", "made.html")
-    if name in ("metrics.csv", "status.json") or (name, text) == ("config.yaml", ""):
+    if name == "metrics.csv" or (name, text) == ("config.yaml", ""):
         done(outcome)
     else:
         refused(outcome, name)

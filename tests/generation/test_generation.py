@@ -284,6 +284,7 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
         output=tmp_path / "scores.json",
     )  # fmt: skip
     written = json.loads((tmp_path / "scores.json").read_text())
+    assert written.pop("record_sha256")
     assert written == {key: value for key, value in result.items() if key != "output"}
     assert set(written["expr_to_pos"]) == {
         "alphastomics", "alphastomics sample", "shuffled", "class centroid oracle",
@@ -329,7 +330,7 @@ def test_test_prints_a_table_and_keeps_a_named_output(place: Path, tmp_path: Pat
     assert "spearman_mean" in shown
     assert f"scores: {target}" in shown
     assert "spread_coverage" not in shown  # one draw has no spread
-    assert set(json.loads(target.read_text())) == {"expr_to_pos"}
+    assert set(json.loads(target.read_text())) == {"expr_to_pos", "record_sha256"}
     assert main(["test", *map(str, arguments)]) == 2
     assert "--overwrite" in capsys.readouterr().err
 

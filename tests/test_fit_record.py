@@ -1,0 +1,23 @@
+"""What the last training takes from the one before it is compared with its checksum."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from alphastomics.errors import InputError
+from alphastomics.fit import read_judged
+from alphastomics.preprocessing.resume import write_receipt
+
+
+@pytest.mark.parametrize("altered", ['{"epochs": 90}', "{", "[]"])
+def test_an_altered_number_of_epochs_is_refused(altered, tmp_path: Path):
+    path = tmp_path / "judged.json"
+    judged = {"epochs": 9, "summary": {"steps": 3}, "verdict": {"sentences": []}}
+    write_receipt(path, judged)
+    assert read_judged(path) == judged
+    if altered.startswith('{"'):
+        altered = json.dumps({**json.loads(path.read_text()), **json.loads(altered)})
+    path.write_text(altered)
+    with pytest.raises(InputError, match=r"judged\.json: damaged"):
+        read_judged(path)
