@@ -7,14 +7,14 @@ import pytest
 
 from alphastomics.errors import InputError
 from alphastomics.fit import read_judged
-from alphastomics.preprocessing.resume import write_receipt
+from alphastomics.preprocessing.resume import write_marker
 
 
 @pytest.mark.parametrize("altered", ['{"epochs": 90}', "{", "[]"])
 def test_an_altered_number_of_epochs_is_refused(altered, tmp_path: Path):
     path = tmp_path / "judged.json"
     judged = {"epochs": 9, "summary": {"steps": 3}, "verdict": {"sentences": []}}
-    write_receipt(path, judged)
+    write_marker(path, judged)
     assert read_judged(path) == judged
     if altered.startswith('{"'):
         altered = json.dumps({**json.loads(path.read_text()), **json.loads(altered)})

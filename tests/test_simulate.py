@@ -14,6 +14,7 @@ from sklearn.neural_network import MLPRegressor
 
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
+from alphastomics.io.files import partial_of
 from alphastomics.simulate import (
     DROPOUT,
     Panel,
@@ -124,7 +125,7 @@ def test_an_interrupted_tissue_is_finished_not_redone(tmp_path: Path):
     wanted = [path.read_bytes() for path in paths]
     kept = paths[0].stat().st_mtime_ns
     paths[1].unlink()
-    (tmp_path / ".slice_1.h5ad.1.partial").write_bytes(b"half")
+    partial_of(tmp_path / "slice_1.h5ad").write_bytes(b"half")
     write_tissue(SMALL, 7, tmp_path, overwrite=False)
     assert [path.read_bytes() for path in paths] == wanted
     assert paths[0].stat().st_mtime_ns == kept

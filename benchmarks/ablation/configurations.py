@@ -1,4 +1,4 @@
-"""What is compared: configurations of a layer, the figures, and what was once expected of them."""
+"""What is compared: configurations of a layer, and what was once expected of them."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from alphastomics.config import LayerConfig
 from alphastomics.config.file import LAYER_SECTION, parse_document
-from alphastomics.evaluation.registry import METRICS, Direction
 
 
 class Configuration(NamedTuple):
@@ -14,23 +13,6 @@ class Configuration(NamedTuple):
 
     name: str
     layer: Mapping[str, Any]
-
-
-class Figure(NamedTuple):
-    """A figure of a run: its key, what to call it, and which way is better.
-
-    Errors and times change by per cent of the reference; what lies between -1 and 1 and may be near
-    0 changes by points, hundredths of its unit.
-    """
-
-    key: str
-    title: str
-    better: Direction | None
-
-    @property
-    def unit(self) -> str:
-        """Return the unit of a change."""
-        return "%" if self.better == "lower" else "points"
 
 
 # The four differ in these two switches; gate, QK-norm and experts are what BASE_CONFIG says.
@@ -96,35 +78,6 @@ def chosen(*, full: bool, layer: Mapping[str, Any] | None = None) -> list[Config
     known = [made(one) for one in FOUR]
     return [*FOUR, *(one for one in gates() + mixtures() if made(one) not in known)]
 
-
-FIGURES = (
-    Figure("parameters_total", "parameters", None),
-    Figure("parameters_active", "active parameters", None),
-    Figure("feed_forward_share", "share of the FFN a cell meets", None),
-    Figure("train_loss", "training loss", "lower"),
-    Figure("val_loss", "validation loss", "lower"),
-    Figure("val_expression", "validation loss, expression", "lower"),
-    Figure("val_position", "validation loss, position", "lower"),
-    *(
-        Figure(name, METRICS[name].label, METRICS[name].better)
-        for name in (
-            "expression_mse",
-            "pearson_gene_mean",
-            "moran_correlation",
-            "moran_mae",
-            "cluster_ari",
-            "cluster_nmi",
-            "distance_mse",
-            "procrustes",
-            "spearman_mean",
-            "knn_preservation",
-        )
-    ),
-    Figure("ms_per_step", "ms a step", "lower"),
-    Figure("seconds", "seconds", "lower"),
-)
-# Figures in which every configuration is compared with the reference.
-COMPARED = tuple(figure for figure in FIGURES if figure.better and figure.key != "seconds")
 
 # Change in per cent, from and to, that the project's origin announced without measuring it.
 EXPECTED: dict[str, dict[str, tuple[float, float]]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from benchmarks.ablation.configurations import COMPARED
+from benchmarks.ablation.figures import COMPARED
 from benchmarks.ablation.findings import TITLES, Findings
 from benchmarks.ablation.runs import CURVES, Run
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.ablation.configurations import BASELINE, COMPARED, FIGURES
+from benchmarks.ablation.configurations import BASELINE
+from benchmarks.ablation.figures import COMPARED, FIGURES
 from benchmarks.ablation.runs import Run
 from benchmarks.ablation.statistics import (
     LEAST_SEEDS,

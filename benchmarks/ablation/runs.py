@@ -29,7 +29,8 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.train import Request, train
 from alphastomics.errors import InputError
 from alphastomics.io.files import write_text
-from benchmarks.ablation.configurations import FIGURES, Configuration
+from benchmarks.ablation.configurations import Configuration
+from benchmarks.ablation.figures import FIGURES
 from benchmarks.ablation.scoring import held_out, scores
 
 logger = logging.getLogger(__name__)

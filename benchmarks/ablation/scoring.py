@@ -16,7 +16,8 @@ from alphastomics.evaluation.expression import summary
 from alphastomics.evaluation.neighbours import knn_preservation
 from alphastomics.evaluation.position import procrustes
 from alphastomics.evaluation.ranks import distance_spearman
-from alphastomics.evaluation.scores import NEIGHBOURS, expression_scores, type_scores
+from alphastomics.evaluation.registry import NEIGHBOURS
+from alphastomics.evaluation.scores import expression_scores, type_scores
 from alphastomics.generation.cells import InputCells, read_processed
 from alphastomics.generation.evaluate import over_slices
 from alphastomics.generation.generate import generate

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.ablation.configurations import EXPECTED, Figure
+from benchmarks.ablation.configurations import EXPECTED
+from benchmarks.ablation.figures import Figure
 
 LEVEL = 0.95
 LEAST_SEEDS = 3  # two differences may agree by chance, and then seem certain

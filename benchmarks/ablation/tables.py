@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Sequence
 
-from benchmarks.ablation.configurations import FIGURES
+from benchmarks.ablation.figures import FIGURES
 from benchmarks.ablation.findings import Findings, expectations, sentences
 from benchmarks.ablation.runs import Run
 from benchmarks.ablation.statistics import Difference, Summary

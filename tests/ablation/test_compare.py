@@ -19,8 +19,9 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.generation.evaluate import evaluate
 from benchmarks.ablation import runs as runs_module
 from benchmarks.ablation.commands import compare_configs
-from benchmarks.ablation.configurations import FIGURES, FOUR, Configuration, chosen
+from benchmarks.ablation.configurations import FOUR, Configuration, chosen
 from benchmarks.ablation.drawing import averaged, forests
+from benchmarks.ablation.figures import FIGURES
 from benchmarks.ablation.findings import conclude, expectations
 from benchmarks.ablation.page import render
 from benchmarks.ablation.runs import Budget, Run

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.ablation.configurations import EXPECTED, FIGURES
+from benchmarks.ablation.configurations import EXPECTED
+from benchmarks.ablation.figures import FIGURES
 from benchmarks.ablation.statistics import Difference, compare, expectation, interval, summary
 
 ERROR = next(figure for figure in FIGURES if figure.key == "expression_mse")

@@ -17,7 +17,7 @@ def drawn(spread_of_draws: float, num_samples: int = 5, cells: int = 20_000):
     return mean, true, mean + spread_of_draws * width * noise
 
 
-@pytest.mark.parametrize("num_draws", [2, 5, 20])
+@pytest.mark.parametrize("num_samples", [2, 5, 20])
 def test_draws_from_the_posterior_are_calibrated(num_samples: int):
     mean, true, draws = drawn(1.0, num_samples)
     found = calibration(mean, true, envelope(draws))

@@ -248,9 +248,11 @@ def test_the_same_seed_gives_the_same_cells_and_a_sample_is_one_draw(place: Path
     np.testing.assert_array_equal(one.position, two.position)
     other = generate(module, cells, "expr_to_pos", QUICK, 4)
     assert not np.array_equal(one.position, other.position)
-    single = QUICK.model_copy(update={"num_samples": 1, "product": "sample"})
+    single = QUICK.model_copy(update={"num_samples": 1, "estimator": "sample"})
     drawn = generate(module, cells, "pos_to_expr", single, 3)
-    kept = generate(module, cells, "pos_to_expr", QUICK.model_copy(update={"product": "sample"}), 3)
+    kept = generate(
+        module, cells, "pos_to_expr", QUICK.model_copy(update={"estimator": "sample"}), 3
+    )
     np.testing.assert_array_equal(drawn.expression, kept.expression)
 
 
@@ -263,7 +265,7 @@ def test_the_estimate_is_the_mean_of_one_call_predictions(place: Path):
         estimate.expression, generate(module, cells, "pos_to_expr", one_call, 3).expression
     )
     drawn = generate(
-        module, cells, "pos_to_expr", QUICK.model_copy(update={"product": "sample"}), 3
+        module, cells, "pos_to_expr", QUICK.model_copy(update={"estimator": "sample"}), 3
     )
     assert not np.allclose(estimate.expression, drawn.expression)
     np.testing.assert_allclose(estimate.expression_std, drawn.expression_std)
@@ -284,7 +286,6 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
         output=tmp_path / "scores.json",
     )  # fmt: skip
     written = json.loads((tmp_path / "scores.json").read_text())
-    assert written.pop("record_sha256")
     assert written == {key: value for key, value in result.items() if key != "output"}
     assert set(written["expr_to_pos"]) == {
         "alphastomics", "alphastomics sample", "shuffled", "class centroid oracle",
@@ -308,13 +309,15 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
     assert written["expr_to_pos"]["class centroid oracle"]["spearman_mean"] > 0.4
 
 
-def test_both_products_are_those_that_sampling_gives(place: Path):
+def test_mean_and_sample_are_those_that_sampling_gives(place: Path):
     module, genes = load_for_use(checkpoint(place))
     cells = read_processed(place / "processed", genes, "test")
     for mode in ("expr_to_pos", "pos_to_expr"):
         both = mean_and_sample(module, cells, mode, QUICK, 3)
-        for product, made in (("estimate", both.estimate), ("sample", both.sample)):
-            alone = generate(module, cells, mode, QUICK.model_copy(update={"product": product}), 3)
+        for estimator, made in (("mean", both.estimate), ("sample", both.sample)):
+            alone = generate(
+                module, cells, mode, QUICK.model_copy(update={"estimator": estimator}), 3
+            )
             np.testing.assert_allclose(made.position, alone.position, rtol=1e-5)
             np.testing.assert_allclose(made.expression, alone.expression, rtol=1e-5)
         assert (both.envelope.low <= both.envelope.high).all()
@@ -330,7 +333,7 @@ def test_test_prints_a_table_and_keeps_a_named_output(place: Path, tmp_path: Pat
     assert "spearman_mean" in shown
     assert f"scores: {target}" in shown
     assert "spread_coverage" not in shown  # one draw has no spread
-    assert set(json.loads(target.read_text())) == {"expr_to_pos", "record_sha256"}
+    assert set(json.loads(target.read_text())) == {"expr_to_pos"}
     assert main(["test", *map(str, arguments)]) == 2
     assert "--overwrite" in capsys.readouterr().err
 

@@ -103,7 +103,7 @@ def test_a_file_that_stops_or_kills_the_hdf5_library_is_refused(tmp_path, monkey
     monkeypatch.setattr("alphastomics.preprocessing.subprocess_reader.PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr("alphastomics.preprocessing.subprocess_reader.BYTES_PER_SECOND", 1e9)
     monkeypatch.setattr(
-        "alphastomics.preprocessing.subprocess_reader.GUARD", subprocess_reader.SubprocessReader()
+        "alphastomics.preprocessing.subprocess_reader.READER", subprocess_reader.SubprocessReader()
     )
     source = write(tmp_path / "in", one=make_slice())
     refused(source, tmp_path / "out", "one.h5ad", f"makes the HDF5 library {word}")

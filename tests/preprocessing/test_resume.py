@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from alphastomics.errors import InputError
+from alphastomics.io.files import partial_of
 from alphastomics.preprocessing import resume
 from tests.preprocessing.tissue import digests, files_in, make_slice, metadata_of, run, write
 
@@ -122,7 +123,7 @@ def test_finished_pieces_are_not_done_again(source, whole, tmp_path, monkeypatch
         write_marker(path, value)
 
     for module in ("chunks", "shards", "transpose"):
-        monkeypatch.setattr(f"alphastomics.preprocessing.{module}.write_receipt", write_some)
+        monkeypatch.setattr(f"alphastomics.preprocessing.{module}.write_marker", write_some)
     for _ in range(20):
         before = list(written)
         written.clear()
@@ -189,7 +190,7 @@ def test_an_unfinished_folder_refuses_other_flags_too(source, tmp_path, monkeypa
         raise RuntimeError("interrupted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"alphastomics.preprocessing.{stage}.write_receipt", stop)
+        patched.setattr(f"alphastomics.preprocessing.{stage}.write_marker", stop)
         with pytest.raises(RuntimeError):
             run(source, tmp_path / "out", **SETTINGS)
     with pytest.raises(InputError, match="max_cells_per_file was 400 and is now 399"):
@@ -220,6 +221,6 @@ def test_killed_before_its_first_whole_file_it_starts_again(tmp_path):
     source = write(tmp_path / "in", one=make_slice())
     middle = tmp_path / "out/_intermediate_slices"
     middle.mkdir(parents=True)
-    (middle / ".request.json.123.partial").write_text("{")
+    partial_of(middle / "request.json").write_text("{")
     run(source, tmp_path / "out")
     assert not list(middle.glob(".*"))
