@@ -80,10 +80,10 @@ def test_every_cell_is_in_one_chunk_and_anchors_are_in_all():
         plan_chunks(100, 7, seed=0)
 
 
-@pytest.mark.parametrize("product", ["estimate", "sample"])
-def test_chunks_of_an_exact_denoiser_join_without_a_seam(product):
+@pytest.mark.parametrize("estimator", ["mean", "sample"])
+def test_chunks_of_an_exact_denoiser_join_without_a_seam(estimator):
     cells = tissue()
-    settings = CHUNKED.model_copy(update={"product": product})
+    settings = CHUNKED.model_copy(update={"estimator": estimator})
     made = generate(toy_module(Toy()), cells, "expr_to_pos", settings, 1)
     assert rmsd(made.position, cells.position, reflection=True) < 1e-3 * SCALE
     (seam,) = made.seams
@@ -95,7 +95,7 @@ def test_chunks_of_an_exact_denoiser_join_without_a_seam(product):
 def test_the_seam_error_is_that_of_the_anchors_worked_by_hand():
     cells = tissue()
     # Chunk c is 1 + 0.1 c times the truth: an anchor is off by 0.1 c times its way to their centre.
-    settings = CHUNKED.model_copy(update={"num_samples": 1, "num_steps": 1, "product": "sample"})
+    settings = CHUNKED.model_copy(update={"num_samples": 1, "num_steps": 1, "estimator": "sample"})
     made = generate(toy_module(Toy(growth=0.1)), cells, "expr_to_pos", settings, 1)
     (seam,) = made.seams
     radius = np.sqrt(((made.position - made.position.mean(0)) ** 2).sum(1).mean())
@@ -114,7 +114,7 @@ def plan_of(cells: InputCells) -> np.ndarray:
 @pytest.mark.parametrize("solver", ["ddim", "dpmpp"])
 def test_a_chunked_slice_is_near_the_whole_one(solver):
     cells = tissue()
-    parts = {"sampler": solver, "product": "sample", "num_samples": 1}
+    parts = {"sampler": solver, "estimator": "sample", "num_samples": 1}
     chunked, whole = (
         generate(
             toy_module(Toy(noise=0.05)),
@@ -133,7 +133,7 @@ def test_a_chunked_slice_is_near_the_whole_one(solver):
 
 def test_expression_of_independent_cells_does_not_depend_on_the_chunks():
     cells = tissue()
-    parts = {"product": "sample", "num_samples": 1}
+    parts = {"estimator": "sample", "num_samples": 1}
 
     class Alone(Toy):
         def forward(self, expression, position, diffusion_time, node_mask, *, gene_mask=None):

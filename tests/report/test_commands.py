@@ -238,7 +238,7 @@ def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loade
     centred = path.noisy[0] - cells.position[path.rows].mean(0)
     # Pure noise has the model's unit of length in every direction.
     assert centred.std() == pytest.approx(float(module.position_scale), rel=0.2)
-    sampled = settings.model_copy(update={"product": "sample"})
+    sampled = settings.model_copy(update={"estimator": "sample"})
     ended = place(module, cells, sampled, 1).position[path.rows]
     true = cells.position[path.rows]
     turned = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
