@@ -116,8 +116,9 @@ class DiffusionSampler:
         generator: Generator | None = None,
         noise: State | None = None,
         watch: Callable[[int, State], None] | None = None,
+        cache: dict[str, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N 3"]]:
-        """Draw cells.
+        """Sample cells.
 
         Parameters
         ----------
@@ -140,6 +141,8 @@ class DiffusionSampler:
             Standard normal noise to start from; drawn when it is not given.
         watch
             Called after each step with its number and the clean cells predicted there.
+        cache
+            Filled with what follows from given expression; later calls for these cells read it.
 
         Returns
         -------
@@ -148,6 +151,7 @@ class DiffusionSampler:
             the placed cells where there are any. What was given comes back as it came.
         """
         run = _Run(self, expr, pos, mask, mode, known, generator)
+        run.prepared = {} if cache is None else cache
         run.require(num_steps, sampler)
         with without_dropout(self.model):
             clean = run.solve(num_steps, sampler, noise, watch)
@@ -194,7 +198,7 @@ class _Run:
         self.center = (position.double() * weight).sum(1, keepdim=True) / count
         inner = (position.double() - self.center) / sampler.position_scale
         self.inner = State(expression, (inner * node_mask[..., None]).to(expression.dtype))
-        self.prepared: dict[str, Tensor] | None = None
+        self.prepared: dict[str, Tensor] = {}
         self.turn: Tensor | None = None
         self.last: Tensor | None = None
 
@@ -238,16 +242,10 @@ class _Run:
         genes = self.known.genes if not self.task.generates_expression else None
         model = self.sampler.model
         prepare = getattr(model, "prepare", None)
-        if self.prepared is None and prepare is not None and not self.task.generates_expression:
-            self.prepared = prepare(noisy.expression, network_time, self.mask, gene_mask=genes)
-        prediction = model(
-            noisy.expression,
-            noisy.position,
-            network_time,
-            self.mask,
-            gene_mask=genes,
-            **(self.prepared or {}),
-        )
+        if not self.prepared and prepare is not None and not self.task.generates_expression:
+            self.prepared |= prepare(noisy.expression, network_time, self.mask, gene_mask=genes)
+        cells = noisy.expression, noisy.position, network_time, self.mask
+        prediction = model(*cells, gene_mask=genes, **self.prepared)
         make_expression, make_position = self.generated
         expression = prediction.expression.to(noisy.expression.dtype)
         if not make_expression:

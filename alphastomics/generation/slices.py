@@ -77,6 +77,7 @@ class SliceSampler:
         self.plan = plan_chunks(
             len(rows), settings.max_set_size, stream_seed(seed, "anchors", number)
         )
+        self.cache: dict[str, Tensor] = {}
         self.sampler = DiffusionSampler(
             module.average,
             module.noise_model,
@@ -148,6 +149,8 @@ class SliceSampler:
             generator=generator,
             noise=None if noise is None else State(*(part.to(self.device) for part in noise)),
             watch=lambda _step, _state: advance(1),
+            # Chunks would keep the smoothed expression of a whole large slice.
+            cache=self.cache if len(self.plan.parts) == 1 else None,
         )
         return State(*(part.cpu() for part in made))
 

@@ -190,3 +190,25 @@ def test_what_cannot_be_sampled_is_refused(changes, words):
 
 def test_positions_are_centred_over_the_real_cells():
     assert float(centered(tissue(), torch.ones(1, 40, dtype=torch.bool)).mean().abs()) < 1e-12
+
+
+def test_what_follows_from_given_expression_is_computed_once_for_several_samples():
+    calls = []
+
+    class Counting:
+        def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask, bonus):
+            return Prediction(expression, position * 0 + bonus)
+
+        def prepare(self, expression, diffusion_time, node_mask, *, gene_mask):
+            calls.append(len(expression))
+            return {"bonus": expression[..., :3]}
+
+    sampler = DiffusionSampler(Counting(), NOISE)
+    expression, mask = torch.randn(1, 9, 5), torch.ones(1, 9, dtype=torch.bool)
+    cache: dict = {}
+    for _ in range(3):
+        arguments = (expression, torch.zeros(1, 9, 3), mask, "expr_to_pos")
+        sampler.sample(*arguments, num_steps=4, cache=cache)
+    assert calls == [1]
+    sampler.sample(*arguments, num_steps=4)
+    assert calls == [1, 1]
