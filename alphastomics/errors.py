@@ -1,4 +1,4 @@
-"""The one exception for what a caller gave: the door prints its line and exits with status 2.
+"""The one exception for what a caller gave: `main` prints its line and exits with status 2.
 
 Also what every message goes through on its way out: secrets are taken out, control letters spelled.
 """
@@ -16,7 +16,7 @@ _SECRETS: set[str] = set()
 class InputError(ValueError):
     """A mistake in what the caller gave: the message says what, where, and what to do.
 
-    A class of its own, so that the door can tell a caller's mistake from a `ValueError` that a
+    A class of its own, so that `main` can tell a caller's mistake from a `ValueError` that a
     library raises because of ours.
     """
 

@@ -1,4 +1,4 @@
-"""The door: a command line enters; results go to stdout, words to stderr, and a status leaves.
+"""Entry point: a command line enters; results go to stdout, words to stderr, and a status leaves.
 
 Status 0: done. 2: a mistake of the caller's, told in one line. 1: anything else. 130 and 143:
 interrupted by Ctrl-C, or asked to stop.
@@ -45,7 +45,7 @@ NO_MEMORY = (
     "not enough memory for this: ask for fewer or smaller things (cells, genes, --batch_size, "
     "model.d_model), or use a larger machine"
 )
-# How torch says it, on a CPU and on a GPU, and the loader of libraries; the door knows no torch.
+# How torch says it, on a CPU and on a GPU, and the loader of libraries; this file knows no torch.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA out of memory", "failed to map segment")
 # Launchers set them; our libraries take them for numbers when they are imported.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID")
@@ -92,7 +92,7 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
         return say(f"{type(error).__name__}: {error}", FAILED, show_traceback=True)
     except MemoryError as error:
         return say(f"{NO_MEMORY} ({error})", MISTAKE, show_traceback=verbose)
-    except Exception as error:  # noqa: BLE001 - the door: whatever comes becomes a status
+    except Exception as error:  # noqa: BLE001 - the entry point: whatever comes becomes a status
         if any(words in str(error) for words in OUT_OF_MEMORY):
             return say(f"{NO_MEMORY} ({error})", MISTAKE, show_traceback=verbose)
         return say(f"{type(error).__name__}: {error}", FAILED, show_traceback=True)

@@ -34,6 +34,20 @@ def quiet_logging() -> Iterator[None]:
 
 
 @pytest.fixture
+def quick_training(monkeypatch) -> None:
+    """Shorten trainings with nothing set, and the baselines of their verdict, to a few seconds.
+
+    For tests whose claim is not how good the model is: tests/test_reconstruction.py asks for that.
+    """
+    from alphastomics.config import auto
+    from alphastomics.evaluation import baselines
+
+    for name in ("UPDATES", "LEAST_UPDATES", "LEAST_UPDATES_CPU"):
+        monkeypatch.setattr(auto, name, 10)
+    monkeypatch.setattr(baselines, "TREES", 5)
+
+
+@pytest.fixture
 def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the program as a user does, in an empty working folder."""
 

@@ -127,6 +127,7 @@ def test_the_two_stages_give_what_preprocess_gives(here):
     assert (here / "processed/_intermediate_slices").is_dir()
 
 
+@pytest.mark.usefixtures("quick_training")
 def test_every_command_of_section_2_takes_its_flags(here):
     (here / "config.yaml").write_text(json.dumps(CFG))
     called(

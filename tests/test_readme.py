@@ -58,6 +58,7 @@ def cells(tmp_path: Path) -> anndata.AnnData:
     return last
 
 
+@pytest.mark.usefixtures("quick_training")
 def test_the_five_lines_place_a_tissue(cells, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}

@@ -7,8 +7,6 @@ from types import ModuleType
 
 import pytest
 
-from alphastomics.config import auto as config_auto
-
 pytest.importorskip("matplotlib")
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -29,9 +27,8 @@ def script(monkeypatch) -> ModuleType:
 
 # Whatever matplotlib says of fonts and backends is no matter of ours.
 @pytest.mark.filterwarnings("default:::matplotlib")
-def test_every_block_of_the_tutorial_runs_and_gives_its_pictures(script, tmp_path, monkeypatch):
-    # Its four trainings need not be good here; tests/test_reconstruction.py asks for that.
-    monkeypatch.setattr(config_auto, "LEAST_UPDATES", 10)
+@pytest.mark.usefixtures("quick_training")
+def test_every_block_of_the_tutorial_runs_and_gives_its_pictures(script, tmp_path):
     page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     names = script.run_blocks(page, tmp_path, SMALLER)
     for name in ("scores", "held_out_scores"):

@@ -1,4 +1,4 @@
-"""The notebook's door: AnnData enters, results under documented keys leave."""
+"""The notebook's entry point: AnnData enters, results under documented keys leave."""
 
 from alphastomics.api.model import AlphaSTomics
 

@@ -1,7 +1,7 @@
 """`AlphaSTomics`: slices as AnnData enter; a model, and what it says of other cells, leave.
 
 The verbs are scverse's. Each takes the way of the command of the same task, so that data, settings
-and seed decide the result, and not the door.
+and seed decide the result, whichever entry point is used.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """What a trained model does: AnnData or coordinates enter; places, expression, tissue leave.
 
 Each verb takes the way of the command of the same task, so that data, settings and seed decide the
-result, and not the door. Results stand under the keys that `sample` writes into files.
+result, whichever entry point is used. Results stand under the keys that `sample` writes into files.
 """
 
 import tempfile
@@ -106,7 +106,7 @@ class TrainedVerbs:
             count as not measured.
         reference
             An AnnData that lies in the frame which the places shall be in, such as an atlas slice;
-            None leaves every slice centred, and turned as chance has it.
+            None leaves every slice centred, in a random orientation.
         **keywords
             Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
 

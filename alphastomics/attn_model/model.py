@@ -306,7 +306,7 @@ class Model(nn.Module):
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
         expression_hidden: Bool[Tensor, "B N G"] | None = None,
     ) -> Float[Tensor, "B N F"]:
-        """Smooth given expression over alike cells, as `forward` does; the model must have it on.
+        """Smooth given expression over neighbours in expression space, as `forward` does.
 
         Hidden and unmeasured values count as 0, the mean of a standardised gene.
         """

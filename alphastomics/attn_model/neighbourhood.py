@@ -1,7 +1,7 @@
-"""What alike cells say: the expression of a set enters, smoothed over alike cells it leaves.
+"""Smoothing over neighbours in expression space: expression enters, its local means leave.
 
-One cell's counts are noisy; the mean over the cells of its set that are most alike is not, and
-cells that are alike in every detail mostly sit side by side. Each round finds every cell's nearest
+One cell's counts are noisy; the mean over its nearest neighbours in expression space is not, and
+such neighbours mostly sit side by side. Each round finds every cell's nearest
 cells in the leading principal components, takes their mean, and standardises each gene again; the
 next round starts from there (diffusion on a graph, as in MAGIC, van Dijk et al. 2018).
 """
@@ -99,7 +99,7 @@ def smoothed_expression(
     node_mask
         True for real cells; None when there is no padding.
     given
-        Sets whose expression is clean: likeness of noise means nothing.
+        Sets whose expression is clean: neighbours of noise mean nothing.
     rounds, neighbours, components
         As in `ModelConfig`.
     """

@@ -1,6 +1,6 @@
 """What each command does: a `Call` enters, the text for stdout leaves.
 
-Every import of a room stands inside the command that needs it, so that the door opens at once.
+Every import of a package stands inside the command that needs it, so that `--help` is instant.
 """
 
 import json

@@ -37,7 +37,7 @@ class Call:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are exceptions, for the door to print in one line."""
+    """A parser whose errors are exceptions, for the entry point to print in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print with its usage."""

@@ -1,4 +1,4 @@
-"""The documented configuration file: YAML or a dict enters, a `Config` leaves, and the way back.
+"""The documented configuration file: YAML or a dict enters, a `Config` leaves, and the inverse.
 
 A document is the nested dict of the file. It differs from `Config` in the section
 `TransformerLayer_setting` alone: two keys there stand for one choice each of `LayerConfig`, and

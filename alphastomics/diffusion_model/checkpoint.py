@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and plain data enter, one sealed file leaves; and the way back, checked.
+"""Checkpoints: tensors and plain data enter, one checksummed file leaves, and back.
 
 A checkpoint is what `torch.save` writes, read with `weights_only=True` alone, so that no code of a
 file ever runs. It carries its format, config, genes and scale under the key `alphastomics`, and the
@@ -106,7 +106,7 @@ def _feed(hasher: Any, value: Any) -> None:
 
 
 class ChecksummedCheckpointIO(TorchCheckpointIO):
-    """Lightning's reading and writing of checkpoints, whole and sealed."""
+    """Lightning's reading and writing of checkpoints, whole and with a checksum."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -143,7 +143,7 @@ def load_plain(path: Path, kind: str, most_pickled: int) -> Any:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU and check its seal, or say what is wrong with it."""
+    """Read a checkpoint to the CPU and check its checksum, or say what is wrong with it."""
     if path.is_dir():
         inside = [path / "checkpoints/last.ckpt", path / "last.ckpt"]
         here = next((name for name in inside if name.is_file()), "a checkpoint file like last.ckpt")
@@ -161,7 +161,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     checksum = content.pop(CHECKSUM_KEY)
     if digest(content) != checksum:
-        raise InputError(f"{path}: altered since it was written: its content differs from its seal")
+        raise InputError(
+            f"{path}: altered since it was written: its content differs from its checksum"
+        )
     require_card(content[OWN_KEY], path)
     weights = content.get("state_dict")
     if not isinstance(weights, dict) or not all(map(is_weight, weights.items())):
@@ -313,10 +315,12 @@ def import_weights(
         ) from error
     if found.keys() != module.average.state_dict().keys():
         raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
-    # The seal was made in the network's own order, which the file does not keep.
+    # The checksum was made in the network's own order, which the file does not keep.
     weights = {name: found[name] for name in module.average.state_dict()}
     if digest(weights) != checksum:
-        raise InputError(f"{path}: altered since it was written: its content differs from its seal")
+        raise InputError(
+            f"{path}: altered since it was written: its content differs from its checksum"
+        )
     try:
         for network in (module.average, module.model):
             network.load_state_dict(weights)

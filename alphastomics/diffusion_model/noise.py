@@ -1,4 +1,4 @@
-"""Forward and reverse process: clean cells and noise enter, noised cells leave, and the way back.
+"""Forward and reverse process: clean cells and noise enter, noised cells leave, and the reverse.
 
 Variance-preserving diffusion, z_t = alpha_t x0 + sigma_t eps, with the cosine schedule of Nichol &
 Dhariwal (2021, eq. 17). The exponent nu bends the clock of each modality (Vignac et al. 2023), and

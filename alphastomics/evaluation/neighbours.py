@@ -4,7 +4,7 @@ Neighbours are exact, by k-d tree. Moran's I of a gene x, with z = x - mean x, o
 
     I = N / sum_ij w_ij * sum_ij w_ij z_i z_j / sum_i z_i^2,     w_ij = 1/k for the k nearest of i
 
-which is 1 for a gene that is alike among neighbours, and -1 / (N - 1) on average without any order
+which is 1 for a gene equal among neighbours, and -1 / (N - 1) on average without any order
 in space. With such weights the inner sum is one sparse product: z times the mean of z around it.
 """
 
@@ -37,7 +37,7 @@ TIE = 1e-9
 
 
 class MoranAgreement(NamedTuple):
-    """How alike the genes' spatial order is in generated and in true tissue."""
+    """How well the genes' spatial order agrees in generated and in true tissue."""
 
     correlation: float
     mean_absolute_error: float

@@ -1,4 +1,4 @@
-"""New tissue against real tissue: two sets of other cells enter, how much alike they are leaves.
+"""New tissue against real tissue: two sets of other cells enter, how similar they are leaves.
 
 No cell has a counterpart, so that distributions are compared: of each gene, of whole cells, of
 what lies beside what, and of each gene's order in space. All of it ignores the frame.
@@ -31,7 +31,7 @@ class Tissue(NamedTuple):
 def type_share_distance(
     one: Int64[ndarray, " N"], two: Int64[ndarray, " M"], *, num_types: int
 ) -> float:
-    """Total variation distance of two compositions: 0 alike, 1 without a type in common."""
+    """Total variation distance of two compositions: 0 the same, 1 without a type in common."""
     shares = [np.bincount(codes, minlength=num_types) / len(codes) for codes in (one, two)]
     return float(np.abs(shares[0] - shares[1]).sum() / 2)
 

@@ -260,7 +260,7 @@ def embed_file(
 def sets_of(
     codes: Int64[np.ndarray, " N"], set_size: int, seed: int
 ) -> Iterator[Int64[np.ndarray, " M"]]:
-    """Deal out the cells of each slice to sets of at most `set_size`, alike in size."""
+    """Deal out the cells of each slice to sets of at most `set_size`, of similar size."""
     random = np.random.default_rng(seed)
     for number in np.unique(codes):
         rows = random.permutation(np.flatnonzero(codes == number))

@@ -1,6 +1,6 @@
 """The atlas frame: generated places and what is known of the frame enter, places in it leave.
 
-Generated tissue lies and is turned as chance has it. Some cells whose places in the frame are known
+Generated tissue has a random frame. Some cells whose places in the frame are known
 fix it: landmarks by name, or the cells of a reference slice. Umeyama (1991): the R, c and b that
 minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrink.
 """
@@ -146,7 +146,7 @@ def into_frame(
     scale
         Let a slice grow or shrink as a whole.
     reflection
-        Allow its mirror image: as generated, the two are alike.
+        Allow its mirror image: generation does not tell the two apart.
     """
     dims = frame.dims if isinstance(frame, Landmarks) else frame.cells.dims
     if cells.dims > dims:
@@ -196,7 +196,7 @@ def _known_places(
         return [named(number) for number in numbers], "cells in common"
     return [
         expected_positions(cells, made, number, frame) for number in numbers
-    ], "cells by likeness"
+    ], "cells by expression kNN"
 
 
 def are_row_numbers(names: Sequence[str]) -> bool:
@@ -240,7 +240,7 @@ def _named_places(
 def expected_positions(
     cells: InputCells, made: Generated, number: int, frame: Reference
 ) -> KnownPositions:
-    """Expect each cell where, on average, the ten likest cells of the reference lie."""
+    """Expect each cell where, on average, its ten nearest reference cells by expression lie."""
     reference = frame.cells
     assert reference.position is not None
     rows = cells.rows_of(number)

@@ -149,7 +149,7 @@ class Arrays:
 
     @classmethod
     def for_cells(cls, cells: InputCells, mode: Mode) -> "Arrays":
-        """Make room for what a mode generates."""
+        """Allocate what a mode generates."""
         shape, place = cells.expression.shape, (len(cells.names), 3)
         parts: list[np.ndarray] = [cells.expression, nothing(shape), nothing(place), nothing(place)]
         if cells.position is not None:

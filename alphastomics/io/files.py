@@ -77,7 +77,7 @@ def require_writable(path: Path) -> None:
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for: half-way, some libraries fail badly.
+    """Refuse to begin what the disk has no space for: half-way, some libraries fail badly.
 
     HDF5 takes the process down when a file's own tables no longer fit: a chunk is left for them.
     """

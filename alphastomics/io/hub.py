@@ -147,7 +147,7 @@ class Connection:
             raise InputError(redacted(str(error))) from None
         except failures as error:
             if isinstance(error, OSError) and error.filename:
-                raise  # a file here, not the Hub: the door names it
+                raise  # a file here, not the Hub: the entry point names it
             # from None: the client's own message may quote the header that carries the token.
             message = explained(error, self.repo_id, hub.constants.ENDPOINT, writing=self.writing)
             raise InputError(redacted(message)) from None

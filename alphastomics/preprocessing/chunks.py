@@ -59,7 +59,7 @@ class ChunkTask:
 
 
 def write_chunk(task: ChunkTask) -> dict[str, Any]:
-    """Turn a chunk into a part, unless that is done; return its receipt."""
+    """Turn a chunk into a part, unless that is done; return its completion marker."""
     done = task.folder / f"{task.name}.json"
     part = task.folder / f"{task.name}.arrow"
     moments = task.folder / f"{task.name}.npz"

@@ -1,4 +1,4 @@
-"""Do slices share a frame, and are their units alike? Where cells lie enters, words leave.
+"""Do slices share a frame, and are their units the same? Where cells lie enters, words leave.
 
 Positions of two slices can be compared only in a common frame: 3D positions have one, 2D slices
 when the user says so. What the positions themselves show is held against that.

@@ -99,7 +99,7 @@ def is_own_name(name: Any) -> TypeGuard[str]:
 
 
 def moved_in(work: Path, folder: Path, pattern: str) -> list[str]:
-    """List files that a killed run had already moved to their place, by its receipts."""
+    """List files that a killed run had already moved to their place, by its completion markers."""
     found = []
     for path in sorted(work.glob(pattern)):
         marker = resume.load_marker(path) or {}

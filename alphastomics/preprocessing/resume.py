@@ -1,8 +1,8 @@
 """What was asked before: a folder and a request enter; go on, stop, or start again leaves.
 
-A *request* is a plain dictionary of all that the resulting bytes depend on. A *receipt* is a small
+A *request* is a plain dictionary of all that the resulting bytes depend on. A *marker* is a small
 JSON file that says a task is done, written after the task's own files. Both carry the sha256 of
-their own content, and receipts that of the files they vouch for.
+their own content, and completion markers that of the files they vouch for.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def unaltered(record: dict[str, Any]) -> bool:
 
 
 def load_marker(path: Path) -> dict[str, Any] | None:
-    """Read a receipt or a request; None where there is none, or one that was altered."""
+    """Read a completion marker or a request; None where there is none, or one that was altered."""
     record = load(path)
     if not checksum_holds(record):
         return None

@@ -312,7 +312,7 @@ def joined(tables: list[CellTable]) -> CellTable:
 
 
 def empty_table(cells: int, genes: int) -> CellTable:
-    """Return room for dense cells."""
+    """Allocate dense cells."""
     return CellTable(
         np.empty((cells, genes), dtype=np.float32),
         np.empty((cells, 3), dtype=np.float64),

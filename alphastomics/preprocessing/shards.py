@@ -99,7 +99,7 @@ def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int
 
 
 def sort_part(task: SortTask) -> dict[str, Any]:
-    """Standardise a part and sort it by bucket, unless that is done; return its receipt."""
+    """Standardise a part and sort it by bucket, unless that is done; return its marker."""
     done = task.target.with_suffix(".json")
     marker = load_marker(done)
     if marker is not None and is_file_of(task.target, marker["sha256"]):

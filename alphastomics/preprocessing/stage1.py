@@ -174,7 +174,7 @@ def _look(
         )
         for name, path in inputs.items()
     ]
-    with track("stage 1, survey", len(tasks), "files") as advance:
+    with track("stage 1, inspection", len(tasks), "files") as advance:
         inspections = pool.run(inspected_in_subprocess, tasks, lambda _: advance(1))
     _check_cell_types(options, inspections)
     _point_out_generated(inspections)

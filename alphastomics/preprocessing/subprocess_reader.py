@@ -1,4 +1,4 @@
-"""A first look at a file from a safe distance: a path or a survey's task enters, a survey leaves.
+"""Inspection in a child process: a path or an inspection task enters, an inspection leaves.
 
 The HDF5 library can crash, or turn in circles for ever, on a damaged file, and Python can catch
 neither. So the structure of every file is first walked through by a child process; only a file that
@@ -132,7 +132,7 @@ atexit.register(READER.close)
 def inspected_in_subprocess(task: InspectionTask) -> Inspection:
     """Survey a file in this process's child."""
     asked = {**asdict(task), "path": str(task.path)}
-    found = READER.ask("survey", task.path, task.bytes, asked)
+    found = READER.ask("inspect", task.path, task.bytes, asked)
     types = found["cell_types"]
     return Inspection(
         **{

@@ -71,7 +71,7 @@ def collect(
         placed = place(module, cells, settings, seed)
         path = denoising_path(module, cells, largest, settings, seed)
         if placed.spread is None:
-            missing["spread"] = "one draw only (sampling.num_samples): there is no spread"
+            missing["spread"] = "one sample only (sampling.num_samples): there is no std"
     if POS_TO_EXPR.name in able:
         predicted = generate(module, cells, POS_TO_EXPR.name, settings, seed, known).expression
     if JOINT.name in able:
@@ -108,7 +108,7 @@ def place(
 def make_tissue(
     module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
 ) -> NewTissue:
-    """Make as many new cells as each slice has, and bring them where their likes lie."""
+    """Make as many new cells as each slice has, and bring them to the most similar cells."""
     assert cells.position is not None
     made = generate(module, cells, JOINT.name, settings, seed)
     position, dims = cells.position.copy(), cells.dims
@@ -145,7 +145,7 @@ def brought_onto(
     likes: Float[np.ndarray, "N D"],
     true: Float[np.ndarray, "N D"],
 ) -> Float[np.ndarray, "N D"]:
-    """Turn points towards the places of their likes; their centre becomes that of the slice."""
+    """Rotate points towards the most similar cells, centred on the slice."""
     source, target = (torch.from_numpy(part).double() for part in (points, likes))
     source = source - source.mean(0)
     turn = best_rotation(source, target - target.mean(0), reflection=True)

@@ -193,9 +193,12 @@ def facts_of(
         ("Network", f"{size.n_layers} layers of {size.d_model}, {attention}{experts}"),
         (
             "Sampling",
-            f"{sampling.num_steps} steps {sampling.sampler}, {sampling.num_samples} draws",
+            f"{sampling.num_steps} steps {sampling.sampler}, {sampling.num_samples} samples",
         ),
-        ("Placed cells are", "posterior means" if sampling.estimator == "mean" else "one sample"),
+        (
+            "Predicted positions are",
+            "posterior means" if sampling.estimator == "mean" else "one sample",
+        ),
         ("Checkpoint", checkpoint.name),
         ("Seed", str(config.seed.global_seed)),
         ("Made", date.today().isoformat()),

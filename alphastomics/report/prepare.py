@@ -141,7 +141,7 @@ def calibration(
     """Compare what the spread promises with the errors that came.
 
     Cells are binned by spread: root mean square error against root mean square spread. Coverage:
-    if errors were Gaussian with that spread, alike along every axis, |error|^2 D / spread^2 would
+    if errors were Gaussian with that std, the same along every axis, |error|^2 D / std^2 would
     be chi-squared with D degrees of freedom, and the share of cells within its p-quantile p.
     `ratio` and `correlation` are those of `test`: of each slice, averaged by their cells.
     """

@@ -144,16 +144,16 @@ function showErrors() {
   const most = Math.max(...calibration.spread, ...calibration.error) * 1.06;
   const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
   const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
-  const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the spread over all cells.`;
+  const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the std over all cells.`;
   const follows = calibration.correlation === null ? "" : ` Spread and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
   chart(row, 300, () => ({
     traces: [line([0, most], [0, most]), points(calibration.spread, calibration.error, "std %{x:,.3r}<br>error %{y:,.3r}<extra></extra>")],
     layout: { xaxis: axis(`std of the samples (${data.unit})`, { rangemode: "tozero" }), yaxis: axis(`error (${data.unit})`, { rangemode: "tozero" }) },
-  }), "Cells grouped by spread", `On the dotted line the spread is right; above it the model is too sure.${factor}${follows}`);
+  }), "Cells grouped by std", `On the dotted line the std is right; above it the model is too sure.${factor}${follows}`);
   chart(row, 300, () => ({
     traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "promised %{x:.0%}<br>found %{y:.0%}<extra></extra>")],
     layout: { xaxis: axis("share of cells promised within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share found", { range: [0, 1], tickformat: ".0%" }) },
-  }), "Coverage", "Regions that should hold this share of the cells, were errors Gaussian with the spread, against the share that they hold. Below the line the model is too sure.");
+  }), "Coverage", "Regions that should hold this share of the cells, were errors Gaussian with the std, against the share that they hold. Below the line the model is too sure.");
 }
 
 /** Median error of each type, or cluster, as bars. */
@@ -237,7 +237,7 @@ function geneCharts(body) {
       dots(before, after, genes, "%{customdata}<br>measured %{x:.2f}<br>predicted %{y:.2f}<extra></extra>"),
     ],
     layout: { xaxis: axis("Moran's I, measured"), yaxis: axis("Moran's I, predicted") },
-  }), "Spatial order by gene", "1: neighbours are alike; 0: no order. Points to the right should lie high. A prediction of means is smoother than single cells, so that points lie above the line.");
+  }), "Spatial order by gene", "1: neighbours are the same; 0: no order. Points to the right should lie high. A prediction of means is smoother than single cells, so that points lie above the line.");
 }
 
 function showNew() {

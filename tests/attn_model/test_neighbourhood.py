@@ -1,4 +1,4 @@
-"""Smoothing over alike cells: against scikit-learn, and what must not change it."""
+"""Smoothing in expression space: against scikit-learn, and what must not change it."""
 
 import numpy as np
 import pytest

@@ -61,6 +61,7 @@ def fitted(package, processed: Path, folder: Path, *, bare: bool = False, **opti
     return module, tested, loaders
 
 
+@pytest.mark.usefixtures("quick_training")
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
 def test_either_lightning_trains_in_micrometres_and_every_command_reads_its_checkpoint(
     package, processed: Path, tmp_path: Path

@@ -112,6 +112,7 @@ TO_RUN = [
 
 # Whatever matplotlib, scanpy and anndata say of one another is no matter of ours.
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("quick_training")
 @pytest.mark.parametrize("page", TO_RUN)
 def test_every_block_of_a_page_runs(page, at_work):
     names = workshop.names_for(page)

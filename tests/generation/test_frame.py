@@ -122,7 +122,7 @@ def test_a_reference_of_other_cells_is_met_by_likeness(tmp_path: Path):
     turned = generated(query, query.position @ rotation_of(2, mirrored=True).T + [5e3, 0, 0])
     frame = Reference(Path("ref.h5ad"), shown)
     _, made, (framed,) = into_frame(query, turned, frame, **OPTIONS)
-    assert framed.known == "cells by likeness"
+    assert framed.known == "cells by expression kNN"
     off = np.sqrt(((made.position - query.position) ** 2).sum(1).mean())
     assert off < 0.1 * radius_of(query.position)
     small = replace(turned, position=turned.position / 3)

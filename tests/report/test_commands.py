@@ -90,7 +90,7 @@ def test_a_page_says_what_a_specialised_checkpoint_cannot_show(home: Path, tmp_p
     data = data_of(page)
     assert data["new"] is data["agreement"] is None
     assert "trained for expr_to_pos alone" in data["missing"]["predicted"]
-    assert "one draw only" in data["missing"]["spread"]
+    assert "one sample only" in data["missing"]["spread"]
     assert data["placed"]["spread"] is None
     assert data["inside"]["expert_use"] is data["inside"]["gate"] is None
 
