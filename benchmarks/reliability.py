@@ -203,11 +203,37 @@ def files_by_slice(checkout: Path, folder: Path, _cells: int) -> dict[str, Any]:
     return rows
 
 
+READING = """
+import sys, time
+from alphastomics.preprocessing.batch_loader import create_dataloaders
+for streaming in (False, True):
+    loader, _, _ = create_dataloaders(
+        sys.argv[1], batch_size=500, streaming=streaming, num_workers=0, set_size=50,
+        set_draw="slice",
+    )
+    for epoch in (1, 2):
+        begun = time.perf_counter()
+        cells = sum(int(batch.node_mask.sum()) for batch in loader)
+        seconds = time.perf_counter() - begun
+        name = "streaming" if streaming else "in memory"
+        print(f"stage 0, {name} epoch {epoch}: {cells} cells in {seconds:.2f} s", file=sys.stderr)
+"""
+
+
+def reading_slices(checkout: Path, folder: Path, _cells: int) -> dict[str, Any]:
+    """Read 2,000 slices of 50 cells in layout `slice`, in memory and streaming, twice each."""
+    write_cells(folder / "in/all.h5ad", 100_000, 100, 2000)
+    required(checkout, "preprocess", "--input_dir", folder / "in", "--output_dir", folder / "out",
+             "--layout", "slice")  # fmt: skip
+    return {"2,000 slices, reading": run(checkout, folder / "out", code=READING)}
+
+
 CASES = {
     "checkpoints": checkpoints,
     "samples": samples,
     "slices": slices_in_one_file,
     "files": files_by_slice,
+    "reading": reading_slices,
 }
 
 

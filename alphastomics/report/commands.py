@@ -13,7 +13,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.commands import load_for_use, read_cells
+from alphastomics.generation.commands import load_for_use, read_cells, with_trained_sampling
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
@@ -80,6 +80,7 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
     """Generate, score where nobody has, and write the page."""
     module, genes = load_for_use(checkpoint)
     require_genes(request.genes, genes)
+    config = with_trained_sampling(config, module)
     cells = read_cells(request.input_data, module, genes, config, request.split)
     if cells.position is None:
         raise InputError(
