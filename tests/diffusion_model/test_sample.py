@@ -9,7 +9,6 @@ from alphastomics.config import DiffusionConfig
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
 from alphastomics.errors import InputError
-from alphastomics.geometry import centered
 
 NOISE = NoiseModel(DiffusionConfig(num_timesteps=1000))
 SOLVERS = ["ddim", "ddpm", "dpmpp"]
@@ -61,7 +60,9 @@ def test_a_gaussian_comes_back_and_the_error_falls_with_steps(solver: str):
         assert float(drawn.mean()) == pytest.approx(1.5, abs=0.02)
         errors.append(abs(float(drawn.std()) - 0.4))
     assert errors[2] < 0.01
-    assert errors[2] < errors[1] < errors[0] or solver == "dpmpp"
+    assert errors[1] < errors[0] / 2
+    # The second-order solver is at the noise of 20,000 cells after 20 steps.
+    assert errors[1] < 0.005 if solver == "dpmpp" else errors[2] < errors[1] / 5
 
 
 def test_the_second_order_solver_needs_fewer_steps():
@@ -163,11 +164,13 @@ def test_a_generator_decides_the_draw_and_the_global_state_is_left_alone(solver:
 
 def test_the_path_can_be_watched():
     seen: list[tuple[int, State]] = []
-    DiffusionSampler(Gaussian(0.0, 1.0), NOISE).sample(
+    expression, _ = DiffusionSampler(Gaussian(0.0, 1.0), NOISE).sample(
         torch.zeros(1, 5, 2), torch.zeros(1, 5, 3), torch.ones(1, 5, dtype=torch.bool),
         num_steps=4, watch=lambda step, state: seen.append((step, state)),
     )  # fmt: skip
     assert [step for step, _ in seen] == [0, 1, 2, 3]
+    assert torch.equal(seen[-1][1].expression, expression)
+    assert not torch.equal(seen[0][1].expression, expression)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +189,6 @@ def test_what_cannot_be_sampled_is_refused(changes, words):
             **changes,
         )  # fmt: skip
     assert isinstance(refusal.value, InputError) or "typecheck" in str(refusal.value).lower()
-
-
-def test_positions_are_centred_over_the_real_cells():
-    assert float(centered(tissue(), torch.ones(1, 40, dtype=torch.bool)).mean().abs()) < 1e-12
 
 
 def test_what_follows_from_given_expression_is_computed_once_for_several_samples():

@@ -250,7 +250,8 @@ def test_resuming_with_another_network_or_gene_list_is_refused(run, processed, t
 
 
 def test_resume_last_of_a_run_that_has_not_begun_starts_it(run):
-    assert run("requeued", Request(resume="last")).last.is_file()
+    begun = run("requeued", Request(resume="last"))
+    assert logged(begun) == logged(run("new"))
 
 
 @pytest.mark.parametrize(
