@@ -15,6 +15,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from alphastomics.io.threads import wait_briefly
+
+    wait_briefly()  # before torch is imported
     return import_module("alphastomics.api").AlphaSTomics
 
 

@@ -18,12 +18,11 @@ from typing import NoReturn
 
 from alphastomics.cli.parse import Call, parse_arguments
 from alphastomics.errors import InputError, printable, redacted
+from alphastomics.io.threads import wait_briefly
 
 DONE, FAILED, MISTAKE, INTERRUPTED, STOPPED = 0, 1, 2, 130, 143
 STDOUT, STDERR = 1, 2
 DEBUG_VARIABLE = "ALPHASTOMICS_DEBUG"
-# Turns of a waiting loop, some microseconds (docs/benchmarks.md, Threads).
-SHORT_WAIT = "1000"
 # A full disk, a quota, a read-only file system: the caller's to mend, not ours.
 ERRNO_OF_CALLER = {
     errno.ENOSPC,
@@ -63,12 +62,7 @@ def answer(act: Callable[[], str | None], *, verbose: bool = False) -> int:
 
     What the act imports is imported here and not before: --help answers at once.
     """
-    # Threads that wait by spinning take the cores from whoever has work: on a busy machine a step
-    # took twenty times as long. Those that sleep at once must be woken for every small operation,
-    # which took twice as long on an idle one. Must be set before torch is imported.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", SHORT_WAIT)
+    wait_briefly()
     verbose = verbose or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     configure_logging(verbose=verbose)
     try:

@@ -23,6 +23,7 @@ from anndata import AnnData
 
 from alphastomics.api.notebook import (
     for_notebooks,
+    log_shown,
     logged_beside,
     losses_of,
     read_logged,
@@ -206,6 +207,7 @@ class AlphaSTomics(TrainedVerbs):
         self._preprocess(overwrite=overwrite)
         request = Request("last" if resume else None, overwrite or self._is_own_folder)
         with (
+            log_shown(),
             calling(self._folder / "processed", "adata"),
             untouched_randomness(),
             warnings.catch_warnings(),

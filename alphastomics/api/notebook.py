@@ -53,6 +53,24 @@ class PythonWords(logging.Filter):
 
 
 @contextmanager
+def log_shown() -> Iterator[None]:
+    """Show what is logged where the user has configured no logging: plan, progress, verdict."""
+    logger = logging.getLogger(PACKAGE)
+    if logger.hasHandlers():
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@contextmanager
 def notebook_words() -> Iterator[None]:
     """Speak of keywords in what is logged, and raise one error with one traceback."""
     words = PythonWords()

@@ -1,4 +1,4 @@
-"""Every command and flag of AlphaSTomics, as data: the contract's section 2 and what came since."""
+"""Every command and flag of AlphaSTomics, as data; those of `train` are in `training_flags.py`."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -4,6 +4,7 @@ Each slice is scored by itself, and slices are averaged by their number of cells
 need other slices are there when training cells are given.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +42,11 @@ from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, tasks_of
 
+logger = logging.getLogger(__name__)
+
+# A slice of which more cells than this were trained on is no test.
+SEEN_SHARE = 0.5
+
 
 def evaluate(
     module: AlphaSTomicsModule,
@@ -56,6 +62,7 @@ def evaluate(
     """
     if cells.position is None:
         raise InputError("test: the input has no coordinates to compare with")
+    warn_if_trained_on(cells, known)
     cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = tasks_of(module.config.training.mode)
@@ -82,6 +89,26 @@ def evaluate(
     if JOINT in able:
         scores[JOINT.name] = joint_scores(module, cells, known, settings, seed)
     return {mode: without_undefined(found) for mode, found in scores.items()}
+
+
+def warn_if_trained_on(cells: InputCells, known: InputCells | None) -> None:
+    """Say which slices the model has seen in training, cell by cell."""
+    if known is None or known.position is None or cells.position is None:
+        return
+    for number, name in enumerate(cells.slice_names):
+        if name not in known.slice_names:
+            continue
+        there = known.position[known.rows_of(known.slice_names.index(name))].astype(np.float32)
+        here = cells.position[cells.rows_of(number)].astype(np.float32)
+        trained = {row.tobytes() for row in there}
+        share = np.mean([row.tobytes() in trained for row in here])
+        if share > SEEN_SHARE:
+            logger.warning(
+                "slice %s: %.0f %% of its cells were trained on: the scores say what the model "
+                "remembers, not how it does on new tissue",
+                name,
+                100 * share,
+            )
 
 
 def require_testable(folder: str) -> None:

@@ -1,14 +1,16 @@
 """What a notebook shows: one traceback in its own words, and tables."""
 
 import logging
+import os
 import traceback
 
 import pandas as pd
 import pytest
 import torch
 
+import alphastomics
 from alphastomics import AlphaSTomics
-from alphastomics.api.notebook import in_python, score_frame
+from alphastomics.api.notebook import in_python, log_shown, score_frame
 from alphastomics.errors import InputError
 from alphastomics.utils.metrics import position_scores
 
@@ -86,3 +88,25 @@ def validated(slices, tmp_path):
         folder=tmp_path / "kept", batch_size=32, train_ratio=0.8,
     )  # fmt: skip
     return model.train(max_epochs=1)
+
+
+def test_what_is_logged_is_shown_unless_the_user_configured_logging(monkeypatch, capsys):
+    logger = logging.getLogger("alphastomics.fit")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    with log_shown():
+        logger.info("the plan")
+    assert capsys.readouterr().err == "the plan\n"
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
+    with log_shown():
+        logger.info("the plan")
+    assert capsys.readouterr().err == ""
+
+
+def test_threads_wait_briefly_in_a_notebook_too(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    alphastomics.__getattr__("AlphaSTomics")
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "1000")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    alphastomics.__getattr__("AlphaSTomics")
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"

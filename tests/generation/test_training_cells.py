@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from alphastomics.generation import baselines
 from alphastomics.generation.baselines import SMOOTHING, smoothed_expression
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
+from alphastomics.generation.evaluate import warn_if_trained_on
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.main import main
 from tests.generation.conftest import checkpoint
@@ -125,3 +127,13 @@ def test_of_very_many_cells_trees_take_fewer_and_it_is_said(place: Path, monkeyp
     few = {"trees": 30, "smoothed trees": 30}
     assert used == few | {"ridge": 50, "knn": 50, "sqrt trees": 50}
     assert f"of {len(cells.slice_id)} training cells ExtraTrees takes 30 at random" in caplog.text
+
+
+def test_a_slice_that_was_trained_on_is_pointed_out_before_it_is_scored(place: Path, caplog):
+    _, genes = load_for_use(checkpoint(place))
+    cells = read_processed(place / "processed", genes, "train")
+    warn_if_trained_on(cells, replace(cells, position=cells.position + 1))
+    assert caplog.text == ""
+    warn_if_trained_on(cells, cells)
+    for name in cells.slice_names:
+        assert f"slice {name}: 100 % of its cells were trained on" in caplog.text
