@@ -59,7 +59,7 @@ def generated_pages() -> dict[str, str]:
     pages = {page: as_page((ROOT / name).read_text("utf-8")) for name, page in PAGES.items()}
     for package, title in PACKAGES.items():
         pages[f"reference/{package}.md"] = reference(title, modules_of(package))
-    settings = ["alphastomics.config", "alphastomics.config_data"]
+    settings = ["alphastomics.config.schema", "alphastomics.config.data", "alphastomics.config.run"]
     pages["reference/config.md"] = reference("Settings", settings)
     return pages
 
