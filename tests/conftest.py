@@ -42,7 +42,7 @@ def quick_training(monkeypatch) -> None:
     from alphastomics.config import auto
     from alphastomics.evaluation import baselines
 
-    for name in ("UPDATES", "LEAST_UPDATES", "LEAST_UPDATES_CPU"):
+    for name in ("UPDATES", "LEAST_UPDATES", "LEAST_UPDATES_CPU", "HEAD_UPDATES"):
         monkeypatch.setattr(auto, name, 10)
     monkeypatch.setattr(baselines, "TREES", 5)
 

@@ -155,6 +155,7 @@ SET = {
     "training.learning_rate": 3e-5,
     "training.weight_decay": 0.0,
     "training.max_epochs": 7,
+    "training.position_head_updates": 11,
     "training.early_stopping": True,
     "training.validate_every_n_epochs": 3,
     "loss.lambda_expression": 2.0,

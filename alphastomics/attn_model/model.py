@@ -241,7 +241,7 @@ class Model(nn.Module):
         if self.position_head is not None:
             assert smoothed is not None
             if expected is None:
-                expected = self.expect(expression, smoothed, node_mask, **masks).mean(0)
+                expected = self.expect(expression, smoothed, node_mask, **masks)
             expected = expected.detach().to(position.dtype)
             context = context + self._read_expected(expected, diffusion_time, node_mask)
         output = self.trunk.denoise(
@@ -268,7 +268,7 @@ class Model(nn.Module):
         smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
         if self.position_head is None:
             return {"smoothed": smoothed}
-        expected = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask).mean(0)
+        expected = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask)
         return {"smoothed": smoothed, "expected": expected}
 
     def expect(
@@ -279,13 +279,12 @@ class Model(nn.Module):
         *,
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
         expression_hidden: Bool[Tensor, "B N G"] | None = None,
-    ) -> Float[Tensor, "M B N 3"]:
-        """Say where cells are expected by their expression, centred, by each member of the head."""
+    ) -> Float[Tensor, "B N 3"]:
+        """Say where cells are expected by their expression, centred."""
         assert self.position_head is not None
         expression = known_values(expression, gene_mask, expression_hidden)
-        found = self.position_head(expression, smoothed.to(expression.dtype))
-        seen = seen_coordinates(found[0], node_mask, None)
-        return torch.stack([centered(member, seen) for member in found])
+        expected = self.position_head(expression, smoothed, node_mask, gene_mask)
+        return centered(expected, seen_coordinates(expected, node_mask, None))
 
     def _read_expected(
         self,

@@ -1,57 +1,108 @@
 """Where a cell is to be expected by its expression alone: expression enters, positions leave.
 
-A few small networks look at one cell at a time: at its expression and at that of its nearest
-neighbours in expression space. They hide different shares of it in training, and their mean is the
-expected position. One cell at a time, because attention learns which cells make up the training
-slices, and other animals have others.
+Two ensembles of small networks look at one cell at a time. The networks of the first see a cell's
+own expression: they are the best for further cells of a training slice. Those of the second also
+see the mean of its nearest neighbours in expression space, which differs less between slices and
+animals: they are the best for everything else. One cell at a time, because attention learns which
+cells make up the training slices, and other animals have others.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH, BLOCKS = 128, 2
-# Dropout of a cell's expression, of the smoothed expression, and inside, of each member.
-MEMBERS = ((0.9, 0.5, 0.3), (0.7, 0.5, 0.3), (0.5, 0.3, 0.2))
+WIDTH = 128
 
 
-class Member(nn.Module):
-    """One network of the head: two embeddings, added, and residual blocks."""
+class Dropout(NamedTuple):
+    """Shares that a network hides in training."""
 
-    def __init__(self, num_genes: int, num_smoothed: int, dropout: tuple[float, ...]) -> None:
+    expression: float
+    smoothed: float
+    inner: float
+
+
+OWN = (Dropout(0.1, 1.0, 0.2), Dropout(0.3, 1.0, 0.3)) * 2
+SMOOTHED = (Dropout(0.1, 0.3, 0.2), Dropout(0.5, 0.5, 0.3), Dropout(0.8, 0.5, 0.3)) * 2
+# The networks that hide most: in training, their errors are most like those on unseen cells.
+NOISIEST = (2, 5)
+# Slices that a query is compared with, and genes and quantiles that are compared.
+REFERENCES, REFERENCE_GENES, QUANTILES = 64, 1000, (0.1, 0.5, 0.9)
+# Fewer cells cannot tell slices apart.
+LEAST_MATCHED = 250
+# Median of the squared differences of quantiles, in units of their sampling variance. Further cells
+# of a slice had 0.2 to 0.7, other slices and other blocks of a slice 1.1 to 16.
+MATCHED = 0.9
+
+
+class Ensemble(nn.Module):
+    """Networks of one hidden block, all in one batched product.
+
+    Parameters
+    ----------
+    num_genes, num_smoothed
+        Genes of an expression vector; width of the smoothed expression, 0 if it is not seen.
+    dropout
+        What each network hides in training.
+    """
+
+    def __init__(self, num_genes: int, num_smoothed: int, dropout: Sequence[Dropout]) -> None:
         super().__init__()
-        own, smoothed, inner = dropout
-        self.expression_in = nn.Sequential(nn.Dropout(own), nn.Linear(num_genes, WIDTH))
-        self.smoothed_in = nn.Sequential(nn.Dropout(smoothed), nn.Linear(num_smoothed, WIDTH))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.LayerNorm(WIDTH),
-                nn.Linear(WIDTH, 2 * WIDTH),
-                nn.GELU(),
-                nn.Dropout(inner),
-                nn.Linear(2 * WIDTH, WIDTH),
-            )
-            for _ in range(BLOCKS)
-        )
-        self.out = nn.Linear(WIDTH, 3)
+        number = len(dropout)
+        self.dropout = tuple(dropout)
+        self.own = _weights(number, num_genes, WIDTH)
+        self.smoothed = _weights(number, num_smoothed, WIDTH) if num_smoothed else None
+        self.block = _weights(number, WIDTH, WIDTH)
+        self.out = nn.Parameter(0.1 * _weights(number, WIDTH, 3).detach())
+        self.biases = nn.ParameterList(torch.zeros(number, 1, width) for width in (WIDTH, WIDTH, 3))
 
     def forward(
-        self, expression: Float[Tensor, "B N G"], smoothed: Float[Tensor, "B N F"]
-    ) -> Float[Tensor, "B N 3"]:
-        """Predict the position of each cell by itself."""
-        cells = self.expression_in(expression) + self.smoothed_in(smoothed)
-        cells = F.silu(self.norm(cells))
-        for block in self.blocks:
-            cells = cells + block(cells)
-        # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
-        with torch.autocast(cells.device.type, enabled=False):
-            return self.out(cells.to(self.out.weight.dtype))
+        self,
+        expression: Float[Tensor, "#K N G"],
+        smoothed: Float[Tensor, "#K N F"] | None,
+        chosen: Sequence[int] | None = None,
+    ) -> Float[Tensor, "M N 3"]:
+        """Predict the position of each cell by each network, or by the chosen ones.
+
+        `smoothed` may be None where it is not seen.
+        """
+        rows = slice(None) if chosen is None else list(chosen)
+        rates = self.dropout if chosen is None else [self.dropout[row] for row in chosen]
+        cells = self._hidden(expression, [rate.expression for rate in rates]) @ self.own[rows]
+        if self.smoothed is not None:
+            assert smoothed is not None
+            seen = self._hidden(smoothed, [rate.smoothed for rate in rates])
+            cells = cells + seen @ self.smoothed[rows]
+        inner = [rate.inner for rate in rates]
+        cells = self._hidden(F.relu(cells + self.biases[0][rows]), inner)
+        block = F.relu(cells @ self.block[rows] + self.biases[1][rows])
+        cells = cells + self._hidden(block, inner)
+        return cells @ self.out[rows] + self.biases[2][rows]
+
+    def _hidden(
+        self, values: Float[Tensor, "#K N D"], rates: Sequence[float]
+    ) -> Float[Tensor, "#K N D"]:
+        """Dropout with a rate for each network."""
+        if not self.training:
+            return values
+        kept = values.new_empty(len(rates), *values.shape[1:])
+        for network, rate in zip(kept, rates, strict=True):
+            network.bernoulli_(1 - rate).div_(1 - rate)
+        return values * kept
+
+
+def _weights(number: int, width_in: int, width_out: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(number, width_in, width_out) / width_in**0.5)
 
 
 class PositionHead(nn.Module):
-    """Expected positions, by several members.
+    """Expected positions, by the ensemble that suits the cells.
+
+    Fitted before the rest of the model (`diffusion_model/position_fit.py`), and fixed from then on.
 
     Parameters
     ----------
@@ -61,14 +112,86 @@ class PositionHead(nn.Module):
         Width F of the smoothed expression.
     """
 
+    reference: Float[Tensor, "R Q C"]
+    reference_cells: Float[Tensor, " R"]
+
     def __init__(self, num_genes: int, num_smoothed: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(
-            Member(num_genes, num_smoothed, dropout) for dropout in MEMBERS
-        )
+        self.own = Ensemble(num_genes, 0, OWN)
+        self.smoothed = Ensemble(num_genes, num_smoothed, SMOOTHED)
+        self.compared = slice(None, None, -(-num_genes // REFERENCE_GENES))
+        width = len(range(num_genes)[self.compared])
+        self.register_buffer("reference", torch.zeros(REFERENCES, len(QUANTILES), width))
+        self.register_buffer("reference_cells", torch.zeros(REFERENCES))
+        self.requires_grad_(requires_grad=False)
 
     def forward(
-        self, expression: Float[Tensor, "B N G"], smoothed: Float[Tensor, "B N F"]
-    ) -> Float[Tensor, "M B N 3"]:
-        """Predict by each member; their mean is the expected position."""
-        return torch.stack([member(expression, smoothed) for member in self.members])
+        self,
+        expression: Float[Tensor, "B N G"],
+        smoothed: Float[Tensor, "B N F"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
+    ) -> Float[Tensor, "B N 3"]:
+        """Return the expected position of each cell.
+
+        In training, the networks that hide most speak for all: the others know their training
+        cells too well to say how far an expected position is to be trusted.
+        """
+        cells = (expression.float().flatten(0, 1)[None], smoothed.float().flatten(0, 1)[None])
+        # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
+        with torch.autocast(expression.device.type, enabled=False):
+            if self.training:
+                expected = self.smoothed(*cells, NOISIEST).mean(0)
+                return expected.unflatten(0, expression.shape[:2])
+            matched = self.matched(expression, node_mask, gene_mask)
+            by_kind = [
+                ensemble(*cells).mean(0).unflatten(0, expression.shape[:2])
+                if bool(wanted)
+                else torch.zeros_like(expression[..., :3])
+                for ensemble, wanted in (
+                    (self.own, matched.any()),
+                    (self.smoothed, (~matched).any()),
+                )
+            ]
+            return torch.where(matched[:, None, None], by_kind[0], by_kind[1])
+
+    def matched(
+        self,
+        expression: Float[Tensor, "B N G"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
+    ) -> Bool[Tensor, " B"]:
+        """Say which sets are further cells of a training slice, by the quantiles of their genes."""
+        sets = []
+        for number, cells in enumerate(expression):
+            seen = cells if node_mask is None else cells[node_mask[number]]
+            genes = torch.ones(cells.shape[-1], dtype=torch.bool, device=cells.device)
+            if gene_mask is not None:
+                genes = gene_mask[number] if gene_mask.ndim == 2 else gene_mask[number].all(0)
+            sets.append(self._matches(seen[:, self.compared], genes[self.compared]))
+        return torch.stack(sets)
+
+    def _matches(
+        self, expression: Float[Tensor, "N C"], measured: Bool[Tensor, " C"]
+    ) -> Bool[Tensor, ""]:
+        known = self.reference_cells >= LEAST_MATCHED
+        if len(expression) < LEAST_MATCHED or not bool(known.any() & measured.any()):
+            return torch.zeros((), dtype=torch.bool, device=expression.device)
+        count, cells = len(expression), self.reference_cells[known]
+        off = quantiles(expression)[:, measured] - self.reference[known][..., measured]
+        scaled = off.square() * (count * cells / (count + cells))[:, None, None]
+        return (scaled.flatten(1).median(1).values < MATCHED).any()
+
+    def remember(self, slices: Sequence[Float[Tensor, "N G"]]) -> None:
+        """Note what the genes of the largest training slices look like."""
+        largest = sorted(slices, key=len, reverse=True)[:REFERENCES]
+        for number, expression in enumerate(largest):
+            self.reference[number] = quantiles(expression[:, self.compared])
+            self.reference_cells[number] = len(expression)
+
+
+def quantiles(values: Float[Tensor, "N C"]) -> Float[Tensor, "Q C"]:
+    """Return some quantiles of each column, each the nearest value that occurs."""
+    rows = [round(share * (len(values) - 1)) for share in QUANTILES]
+    ordered: Tensor = values.float().sort(dim=0).values
+    return ordered[rows]

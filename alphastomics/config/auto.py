@@ -46,9 +46,15 @@ MANY_GENES = 2_000
 STREAMED_BYTES = 32e9
 # Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
 SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
-HEAD_WEIGHTS, HEAD_WEIGHTS_PER_GENE = 390_000, 1_536  # of the position head
+# Of the position head: updates grow with the cells up to those of a slice, then with their root.
+HEAD_UPDATES, HEAD_UPDATES_PER_CELL, CELLS_OF_HEAD_UPDATES = 2_500, 2.5, 10_000
+LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
+# Its networks of one kind and the other, and their cells and inner weights in an update.
+HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 4, 6, 256, 128
+HEAD_SECONDS = {"cpu": 0.01, "gpu": 0.003}  # of one update, beside its arithmetic
+CPU_HEAD_SECONDS = 100  # of one of two fits
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
-CPU_SECONDS = 210  # of one of the two trainings, where that is enough to learn
+CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
 
 
 class Device(NamedTuple):
@@ -163,6 +169,14 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         "training.max_epochs", -(-updates // per_epoch), f"{updates:,} updates for {cells:,} cells"
     )
     updates = epochs * per_epoch
+    head_seconds, most = _seconds_of_head_update(config, metadata, device), MOST_HEAD_UPDATES
+    if device.kind == "cpu":
+        most = max(round(CPU_HEAD_SECONDS / head_seconds), LEAST_HEAD_UPDATES)
+    head_updates = choose(
+        "training.position_head_updates",
+        min(_head_updates(cells), most),
+        f"for {cells:,} cells" if _head_updates(cells) <= most else "as many as a CPU can in time",
+    )
     choose(
         "training.validate_every_n_epochs",
         1 if timed else max(epochs // VALIDATIONS, 1),
@@ -170,7 +184,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
     resolved = with_values(config, {key: choice.value for key, choice in chosen.items()})
-    whole = updates * seconds * (1 + refit)
+    whole = (updates * seconds + head_updates * head_seconds) * (1 + refit)
     if holdout is not None:
         whole += _seconds_of_verdict(cells, metadata.num_genes, device)
     return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
@@ -207,7 +221,7 @@ def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[C
         Choice("diffusion.position_frame", "registered", frame),
         Choice("diffusion.condition_share", condition, "one checkpoint for all tasks"),
         Choice("diffusion.equal_time_share", equal, "the rest is new tissue"),
-        Choice("diffusion.full_noise_share", 0.7, "where the estimate is read off"),
+        Choice("diffusion.full_noise_share", 0.3, "where sampling begins"),
         Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
         Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
         Choice("training.weight_decay", 0.01, "few animals: regularise"),
@@ -283,10 +297,27 @@ def _seconds_of_update(
     """Estimate the time of an update from the network's arithmetic."""
     set_size, cells = batch
     network = layers * (12 * width**2 + 2 * width * set_size) + 6 * genes * width
-    weights = network + HEAD_WEIGHTS + HEAD_WEIGHTS_PER_GENE * genes
+    # Two networks of the head are asked in each step.
+    weights = network + 2 * HEAD_WIDTH * (4 * genes + HEAD_WIDTH) / 3
     fixed, rate = SPEED[device.kind]
     cores = device.cores if device.kind == "cpu" else 1
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
+
+
+def _head_updates(cells: int) -> int:
+    wanted = HEAD_UPDATES * math.sqrt(max(cells / CELLS_OF_HEAD_UPDATES, 1))
+    return round(max(min(HEAD_UPDATES_PER_CELL * cells, wanted), LEAST_HEAD_UPDATES))
+
+
+def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) -> float:
+    """Estimate the time of an update of both kinds of networks of the position head."""
+    genes = metadata.num_genes
+    rounds = dict(set_values(config)).get("model.smoothing_rounds", 3 if genes <= MANY_GENES else 1)
+    inputs = HEAD_OWN * genes + HEAD_SMOOTHED * genes * (1 + rounds)
+    weights = HEAD_WIDTH * (inputs + (HEAD_OWN + HEAD_SMOOTHED) * HEAD_WIDTH)
+    cores = device.cores if device.kind == "cpu" else 1
+    arithmetic = FLOPS_PER_WEIGHT * weights * HEAD_CELLS / (SPEED[device.kind][1] * cores)
+    return HEAD_SECONDS[device.kind] + arithmetic
 
 
 def _seconds_of_verdict(cells: int, genes: int, device: Device) -> float:

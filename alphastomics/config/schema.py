@@ -233,6 +233,11 @@ class TrainingConfig(Section):
         1.0e-5, ge=0, description="Weight decay of AdamW.", json_schema_extra=AUTO
     )
     max_epochs: int = count(100, "Passes over the training cells.", json_schema_extra=AUTO)
+    position_head_updates: int = count(
+        2500,
+        "Updates of the networks that expect a position from expression alone.",
+        json_schema_extra=AUTO,
+    )
     precision: Precision = Field(
         "auto", description="Number format of the arithmetic; auto is bf16 on a GPU, 32 on a CPU."
     )

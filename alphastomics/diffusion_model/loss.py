@@ -85,16 +85,6 @@ def aligned_loss(
     return mean_over(error, node_mask)
 
 
-def position_error(
-    expected: Float[Tensor, "M B N 3"],
-    true: Float[Tensor, "B N 3"],
-    node_mask: Bool[Tensor, "B N"],
-) -> Float[Tensor, ""]:
-    """Mean over members and real cells of the squared distance to the truth, in its own frame."""
-    error = (expected - centered(true, node_mask)).square().sum(-1)
-    return mean_over(error, node_mask[None])
-
-
 @torch.no_grad()
 def errors_of_sets(predicted: Cells, true: Cells, entries: Entries) -> Float[Tensor, "B 2"]:
     """Mean squared error of expression and of position of each set: for people to watch."""

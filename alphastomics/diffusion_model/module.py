@@ -25,7 +25,6 @@ from alphastomics.diffusion_model.loss import (
     DualModalLoss,
     Entries,
     errors_of_sets,
-    position_error,
 )
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.randomness import (
@@ -145,10 +144,7 @@ class AlphaSTomicsModule(TrainerModule):
         noised_position = self.noise_model.noised(
             true.position, draws.position, times[:, 1], settings.nu_position
         )
-        expected = self.expected(batch, seen, again)
-        prediction = seen.through(
-            self.denoiser, noised_position, again, None if expected is None else expected.mean(0)
-        )
+        prediction = seen.through(self.denoiser, noised_position, again)
         entries = Entries(
             batch.node_mask,
             batch.gene_mask,
@@ -159,26 +155,9 @@ class AlphaSTomicsModule(TrainerModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
-        if expected is not None:
-            off = position_error(expected, true.position, batch.node_mask)
-            weight = self.config.loss.lambda_position
-            terms = terms._replace(total=terms.total + weight * off, position=terms.position + off)
         errors = errors_of_sets(predicted, true, entries)
         batch = replace(batch, diffusion_time=seen.times)
         return Scored(terms, prediction, batch, times, errors)
-
-    def expected(
-        self, batch: DataHolder, seen: Seen, smoothed: Tensor | None
-    ) -> Float[Tensor, "M B N 3"] | None:
-        """Say where the cells are expected by their clean expression, whatever the set is for."""
-        model = self.denoiser
-        if model.position_head is None:
-            return None
-        clean = seen._replace(expression=batch.expression, times=torch.zeros_like(seen.times))
-        smoothed = batch.smoothed if batch.smoothed is not None else self.smoothed(batch, clean)
-        assert smoothed is not None
-        hidden = {"gene_mask": batch.gene_mask, "expression_hidden": seen.hidden.expression}
-        return model.expect(batch.expression, smoothed, batch.node_mask, **hidden)
 
     def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network wants it."""

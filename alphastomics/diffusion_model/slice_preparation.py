@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from alphastomics.attn_model.neighbourhood import smoothed_set
-from alphastomics.config import Config
+from alphastomics.config import Config, ModelConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.registration import SliceCells, register_slices
 from alphastomics.preprocessing.holdout import Holdout
@@ -70,20 +70,23 @@ def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> 
     if not wanted or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
         return None
 
-    def smooth(expression: np.ndarray) -> np.ndarray:
-        smoothed = np.zeros((len(expression), width), np.float32)
-        for rows, kept in smoothed_together(len(expression)):
-            values = torch.from_numpy(np.ascontiguousarray(expression[rows])).to(device)
-            averaged = smoothed_set(
-                values,
-                rounds=model.smoothing_rounds,
-                neighbours=model.smoothing_neighbours,
-                components=model.smoothing_components,
-            )
-            smoothed[rows[kept]] = averaged.cpu().numpy()[kept]
-        return smoothed
+    return lambda expression: smoothed_slice(expression, model, device)
 
-    return smooth
+
+def smoothed_slice(expression: np.ndarray, model: ModelConfig, device: torch.device) -> np.ndarray:
+    """Smooth the expression of a slice, whole and in parts."""
+    width = model.smoothing_rounds * expression.shape[1]
+    smoothed = np.zeros((len(expression), width), np.float32)
+    for rows, kept in smoothed_together(len(expression)):
+        values = torch.from_numpy(np.ascontiguousarray(expression[rows])).to(device)
+        averaged = smoothed_set(
+            values,
+            rounds=model.smoothing_rounds,
+            neighbours=model.smoothing_neighbours,
+            components=model.smoothing_components,
+        )
+        smoothed[rows[kept]] = averaged.cpu().numpy()[kept]
+    return smoothed
 
 
 def smoothed_together(num_cells: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -40,13 +40,7 @@ class Seen(NamedTuple):
             self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
         )
 
-    def through(
-        self,
-        model: Model,
-        position: Tensor,
-        smoothed: Tensor | None,
-        expected: Tensor | None = None,
-    ) -> Prediction:
+    def through(self, model: Model, position: Tensor, smoothed: Tensor | None) -> Prediction:
         """Call the network."""
         return model(
             self.expression,
@@ -57,7 +51,6 @@ class Seen(NamedTuple):
             expression_hidden=self.hidden.expression,
             position_hidden=self.hidden.position,
             smoothed=smoothed,
-            expected=expected,
         )
 
 

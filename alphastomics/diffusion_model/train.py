@@ -30,6 +30,7 @@ from alphastomics.diffusion_model.checkpoint import (
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
+from alphastomics.diffusion_model.position_fit import fit_position_head
 from alphastomics.diffusion_model.randomness import seed_everything
 from alphastomics.diffusion_model.resume import check_resume, require_same_order
 from alphastomics.diffusion_model.run_folder import CsvLog, RunFolder
@@ -307,6 +308,8 @@ def train(
             for line in plan:
                 logger.info("%s", line)
         with folder.running(first=first):
+            if checkpoint is None:  # which else has it
+                fit_position_head(module, training, config, trainer.strategy.root_device)
             run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
             return conclude(trainer, folder, keeper, split)
 

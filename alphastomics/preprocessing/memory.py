@@ -50,6 +50,10 @@ class MemorySource:
             return self.reader.metadata.splits[self.reader.split].cells
         return len(self._loaded(None))
 
+    def table(self) -> CellTable:
+        """Return the cells to draw from."""
+        return self._loaded(None)
+
     def count_units(self) -> int:
         """Count what is shared out among the ranks: cells for random sets, else whole sets."""
         if self.chosen is None:

@@ -1,0 +1,131 @@
+"""Fits the position head: training cells enter, a fitted head leaves.
+
+Before the rest of the model is trained, and by itself: regression of one cell's position on its
+expression wants many small steps, the diffusion model fewer large ones. A pure function of the
+training cells, the settings and the seed.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from alphastomics.attn_model.position_head import Ensemble, PositionHead
+from alphastomics.config import Config
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.randomness import stream_seed
+from alphastomics.diffusion_model.slice_preparation import smoothed_slice
+from alphastomics.io.progress import Advance, track
+from alphastomics.preprocessing.batch_loader import BatchLoader
+from alphastomics.preprocessing.memory import MemorySource
+from alphastomics.preprocessing.shard_reader import CellTable, joined
+
+# Cells of a step of each network.
+BATCH = 256
+LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.03, 0.1
+# What is fitted to stays on the device.
+MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000
+
+
+class Cells(NamedTuple):
+    """What is fitted: expression (N, G) and smoothed expression (N, F) to positions (N, 3)."""
+
+    expression: Tensor
+    smoothed: Tensor
+    position: Tensor
+
+
+def fit_position_head(
+    module: AlphaSTomicsModule, loader: BatchLoader, config: Config, device: torch.device
+) -> None:
+    """Fit the head of a module that has one, and of its average, to the loader's cells."""
+    head = module.model.position_head
+    if head is None:
+        return
+    seed = stream_seed(config.seed.global_seed, "position head")
+    table = cells_to_fit(loader, config, seed)
+    expression = loader.reader.dense(table)
+    smoothed = table.smoothed
+    if smoothed is None:
+        width = config.model.smoothing_rounds * expression.shape[1]
+        smoothed = np.zeros((len(table), width), np.float32)
+        for rows in rows_of_slices(table):
+            smoothed[rows] = smoothed_slice(expression[rows], config.model, device)
+    tensors = [torch.tensor(values) for values in (expression, smoothed)]
+    head.remember([tensors[0][rows] for rows in rows_of_slices(table)])
+    mixed = loader.draw.kind == "random"
+    scale = float(module.position_scale)
+    target = targets(table, module.slice_rotation.cpu(), scale, mixed=mixed)
+    updates = config.training.position_head_updates
+    cells = Cells(*(values.to(device) for values in (*tensors, target)))
+    head.to(device)
+    with track("position head", 2 * updates, "updates") as advance:
+        for number, ensemble in enumerate((head.own, head.smoothed)):
+            torch.manual_seed(stream_seed(seed, number))
+            fit_ensemble(ensemble, cells, updates, advance)
+    head.cpu()
+    copy_head(head, module)
+
+
+def copy_head(head: PositionHead, module: AlphaSTomicsModule) -> None:
+    """Give the average the same head."""
+    assert module.average.position_head is not None
+    module.average.position_head.load_state_dict(head.state_dict())
+
+
+def cells_to_fit(loader: BatchLoader, config: Config, seed: int) -> CellTable:
+    """Return the cells that the loader draws from, or a random part of very many."""
+    source = loader.source
+    width = loader.metadata.num_genes * (1 + config.model.smoothing_rounds)
+    most = min(MOST_CELLS, MOST_BYTES // (4 * width))
+    if isinstance(source, MemorySource):
+        table = source.table()
+    else:
+        pieces = loader.reader.pieces
+        step = max(sum(map(len, pieces)) // most, 1)
+        table = joined([loader.reader.read(piece) for piece in pieces[::step]])
+    if len(table) <= most:
+        return table
+    return table.take(np.sort(np.random.default_rng(seed).permutation(len(table))[:most]))
+
+
+def rows_of_slices(table: CellTable) -> list[np.ndarray]:
+    """Return the rows of each slice."""
+    return [np.flatnonzero(table.slice_id == number) for number in np.unique(table.slice_id)]
+
+
+def targets(
+    table: CellTable, rotation: Float[Tensor, "S 3 3"], scale: float, *, mixed: bool
+) -> Float[Tensor, "N 3"]:
+    """Return positions as the model sees them: centred, to scale, in the common frame."""
+    position = torch.tensor(table.position)
+    for rows in [np.arange(len(table))] if mixed else rows_of_slices(table):
+        position[rows] -= position[rows].mean(0)
+    number = torch.tensor(table.slice_id).long()
+    return (torch.einsum("nij,nj->ni", rotation[number], position) / scale).float()
+
+
+def fit_ensemble(ensemble: Ensemble, cells: Cells, updates: int, advance: Advance) -> None:
+    """Fit each network to cells of its own choice, by least squares."""
+    ensemble.train().requires_grad_(requires_grad=True)
+    optimizer = torch.optim.AdamW(
+        ensemble.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, updates, pct_start=WARM_UP
+    )
+    members, number = len(ensemble.dropout), len(cells.position)
+    for _ in range(updates):
+        rows = torch.randint(number, (members, BATCH)).to(cells.position.device)
+        smoothed = None if ensemble.smoothed is None else cells.smoothed[rows]
+        expected = ensemble(cells.expression[rows], smoothed)
+        # A sum over the networks: each learns as if it were alone.
+        loss = (expected - cells.position[rows]).square().mean() * members
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        advance(1)
+    ensemble.requires_grad_(requires_grad=False)
