@@ -1,4 +1,4 @@
-"""The GPU kernels of experts and gate equal the plain torch code beside them.
+"""The GPU kernels of the experts equal the plain torch code beside them.
 
 Where there is no GPU, Triton's interpreter runs the same kernels on the CPU, slowly:
 `TRITON_INTERPRET=1 python -m pytest -m gpu tests/attn_model/test_kernels.py`.
@@ -13,7 +13,6 @@ import torch
 from alphastomics.attn_model import MixtureOfExperts
 from alphastomics.attn_model.dispatch import plan_dispatch
 from alphastomics.attn_model.fused_call import describe
-from alphastomics.attn_model.gated_attention import gated
 from alphastomics.attn_model.launch import Space
 from alphastomics.attn_model.mixture import Experts, lanes, saved_layout
 from alphastomics.attn_model.routing import route as route_plainly
@@ -285,25 +284,6 @@ def test_without_gradients_the_answer_is_the_same(monkeypatch):
     with torch.no_grad():
         got, _ = moe(x, mask, shift)
     assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("headwise", [True, False])
-@pytest.mark.parametrize("sizes", [(1, 1, 4, 8), (2, 7, 3, 5), (1, 130, 2, 24), (3, 65, 8, 32)])
-def test_the_gate_kernel_equals_the_plain_gate_in_values_and_gradients(sizes, headwise):
-    from alphastomics.attn_model.gate_kernel import gated_cuda
-
-    sets, cells, heads, size = sizes
-    width, gates = heads * size, heads if headwise else heads * size
-    projected = torch.randn(sets, cells, 3 * width + gates, device=DEVICE, dtype=torch.float64)
-    mixed = torch.randn(sets, cells, width, device=DEVICE, dtype=torch.float64)
-    probe = torch.randn_like(mixed)
-    results = []
-    for act, dtype in ((gated, torch.float64), (gated_cuda, torch.float32)):
-        inputs = [value.to(dtype).requires_grad_() for value in (mixed, projected)]
-        opened, gate = act(inputs[0], inputs[1][..., 3 * width :], heads)
-        grads = torch.autograd.grad((opened * probe).sum(), inputs)
-        results.append([value.double() for value in (opened, gate, *grads)])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 ONE_GRAPH = """
