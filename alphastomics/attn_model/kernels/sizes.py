@@ -237,6 +237,12 @@ def uses_descriptors(sizes: Sizes, device: torch.device) -> bool:
     return fits and sizes.dtype != torch.float32 and has_descriptors(device)
 
 
+@lru_cache
+def _table(num_experts: int, groups: ExpertGroups, device: torch.device) -> Tensor:
+    """Copy the expert groups' table to a device once, since a copy waits for the GPU."""
+    return torch.tensor(group_table(num_experts, groups), device=device)
+
+
 @lru_cache(maxsize=256)
 def plan_call(sizes: Sizes, device: torch.device, *, needs_grad: bool) -> CallPlan:
     """CallPlan a call: its kernels, how the matrices' gradients are shared out, and its memory."""
@@ -262,7 +268,5 @@ def plan_call(sizes: Sizes, device: torch.device, *, needs_grad: bool) -> CallPl
     parts = num_steps(m.hidden, hidden.columns)
     backward = backward_layout(m, hidden, score, parts, programs if chunk else 0)
     saved = saved_layout(m, needs_grad=needs_grad)
-    table = group_table(m.num_experts, m.groups)
-    return CallPlan(
-        kernels, torch.tensor(table, device=device), saved, backward, parts, chunk, programs, blocks
-    )
+    table = _table(m.num_experts, m.groups, device)
+    return CallPlan(kernels, table, saved, backward, parts, chunk, programs, blocks)
