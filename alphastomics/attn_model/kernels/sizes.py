@@ -245,7 +245,7 @@ def _table(num_experts: int, groups: ExpertGroups, device: torch.device) -> Tens
 
 @lru_cache(maxsize=256)
 def plan_call(sizes: Sizes, device: torch.device, *, needs_grad: bool) -> CallPlan:
-    """CallPlan a call: its kernels, how the matrices' gradients are shared out, and its memory."""
+    """Plan a call: its kernels, how the matrices' gradients are shared out, and its memory."""
     m, size, wide = sizes, sizes.groups.size, uses_descriptors(sizes, device)
     depth = {"up": m.width, "down": m.hidden, "hidden gradient": m.width, "cell gradient": m.hidden}
     tiles = {kind: tiling_of(kind, m.dtype, device) for kind in (*FIXED, *HALF)}
