@@ -110,13 +110,13 @@ class LoopOfExperts(MixtureOfExperts):
         """Run the experts one after another."""
         mixed = torch.zeros_like(cells)
         for expert in range(self.num_experts):
-            for place in range(self.top_k):
-                rows = (choice[:, place] == expert).nonzero().squeeze(-1)
+            for nth in range(self.top_k):
+                rows = (choice[:, nth] == expert).nonzero().squeeze(-1)
                 hidden = F.linear(cells[rows], self.up_weight[expert].mT, self.up_bias[expert])
                 result = F.linear(
                     F.gelu(hidden), self.down_weight[expert].mT, self.down_bias[expert]
                 )
-                update = weight[rows, place, None] * result
+                update = weight[rows, nth, None] * result
                 mixed = mixed.index_add(0, rows, update.to(mixed.dtype))
         return mixed
 
@@ -165,13 +165,13 @@ def case_moe(
 
 def make_step(bench: Bench, module: nn.Module, call: Any, cells: Tensor) -> Callable[[], object]:
     """Return forward and backward, to the gradients of cells and weights."""
-    wanted = [cells, *module.parameters()]
+    inputs = [cells, *module.parameters()]
 
     def step() -> None:
         with bench.autocast():
             output = call(cells)
         output = output[0] if isinstance(output, tuple) else output
-        torch.autograd.grad(output.float().square().mean(), wanted, allow_unused=True)
+        torch.autograd.grad(output.float().square().mean(), inputs, allow_unused=True)
 
     return step
 

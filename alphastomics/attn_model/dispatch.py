@@ -1,7 +1,7 @@
 """Sends cells to their experts and back: one sort, grouped matrix products, no cell dropped.
 
-Cells and choices enter, cells sorted by expert leave; both ways are gathers along a permutation, so
-that forward and backward are the same on every run.
+Cells and choices enter, cells sorted by expert leave; both directions are gathers along a
+permutation, so that forward and backward are the same on every run.
 """
 
 from typing import Any, NamedTuple
@@ -18,52 +18,52 @@ _GROUPED_MM_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _GROUPED_MM_ALIGNMENT_BYTES = 16
 
 
-class Plan(NamedTuple):
-    """Where each of the T x k visits goes.
+class DispatchPlan(NamedTuple):
+    """The row of each of the T x k assignments.
 
-    `order` (T k,) lists visits by expert, `place` (T k,) is its inverse, and `ends` (E,) the place
-    where each expert's visits end.
+    `order` (T k,) lists assignments by expert, `inverse` (T k,) undoes it, and `ends` (E,) has the
+    row where each expert's assignments end.
     """
 
     order: Tensor
-    place: Tensor
+    inverse: Tensor
     ends: Tensor
 
 
-def plan_dispatch(choice: Int[Tensor, "T k"], num_experts: int) -> Plan:
-    """Sort the visits by expert, and by cell within an expert."""
+def plan_dispatch(choice: Int[Tensor, "T k"], num_experts: int) -> DispatchPlan:
+    """Sort the assignments by expert, and by cell within an expert."""
     # Short keys: a radix sort on a GPU takes time in proportion to their bits.
     expert, order = choice.flatten().to(torch.int16).sort(stable=True)
-    visits = torch.arange(len(order), device=order.device)
-    place = torch.empty_like(order).scatter(0, order, visits)
+    rows = torch.arange(len(order), device=order.device)
+    inverse = torch.empty_like(order).scatter(0, order, rows)
     experts = torch.arange(num_experts, device=order.device, dtype=expert.dtype)
     ends = torch.searchsorted(expert, experts, right=True, out_int32=True)
-    return Plan(order, place, ends)
+    return DispatchPlan(order, inverse, ends)
 
 
 class _Send(torch.autograd.Function):
-    """Copy each cell to its k places; backward adds up the k gradients of a cell."""
+    """Copy each cell to its k rows; backward adds up the k gradients of a cell."""
 
     @staticmethod
-    def forward(ctx: Any, cells: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(place)
+    def forward(ctx: Any, cells: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(inverse)
         ctx.top_k = top_k
         return cells.index_select(0, order // top_k)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (place,) = ctx.saved_tensors
-        grad = rearrange(grads[0].index_select(0, place), "(t k) d -> t k d", k=ctx.top_k)
+        (inverse,) = ctx.saved_tensors
+        grad = rearrange(grads[0].index_select(0, inverse), "(t k) d -> t k d", k=ctx.top_k)
         return grad.sum(1), None, None, None
 
 
 class _Return(torch.autograd.Function):
-    """Put visits back in the order of cells; backward sorts the gradient by expert again."""
+    """Put results back in the order of cells; backward sorts the gradient by expert again."""
 
     @staticmethod
-    def forward(ctx: Any, visits: Tensor, order: Tensor, place: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(order)
-        return visits.index_select(0, place)
+        return rows.index_select(0, inverse)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -71,15 +71,15 @@ class _Return(torch.autograd.Function):
         return grads[0].index_select(0, order), None, None
 
 
-def send(cells: Float[Tensor, "T D"], plan: Plan, top_k: int) -> Float[Tensor, "S D"]:
-    """Copy each cell to the places of its k visits, S = T k."""
-    sent: Tensor = _Send.apply(cells, plan.order, plan.place, top_k)  # type: ignore[no-untyped-call]
+def send(cells: Float[Tensor, "T D"], plan: DispatchPlan, top_k: int) -> Float[Tensor, "S D"]:
+    """Copy each cell to the rows of its k assignments, S = T k."""
+    sent: Tensor = _Send.apply(cells, plan.order, plan.inverse, top_k)  # type: ignore[no-untyped-call]
     return sent
 
 
-def collect(visits: Float[Tensor, "S D"], plan: Plan, top_k: int) -> Float[Tensor, "T k D"]:
+def collect(rows: Float[Tensor, "S D"], plan: DispatchPlan, top_k: int) -> Float[Tensor, "T k D"]:
     """Bring the k results of each cell back together."""
-    returned: Tensor = _Return.apply(visits, plan.order, plan.place)  # type: ignore[no-untyped-call]
+    returned: Tensor = _Return.apply(rows, plan.order, plan.inverse)  # type: ignore[no-untyped-call]
     return rearrange(returned, "(t k) d -> t k d", k=top_k)
 
 
@@ -88,7 +88,7 @@ def with_bias(
 ) -> tuple[Float[Tensor, "T L"], Float[Tensor, "E L M"]]:
     """Give each cell a 1 and each matrix its bias as a row, so that the product adds the bias.
 
-    A bias added afterwards would read and write all visits' hidden states once more. The rest of
+    A bias added afterwards would read and write all hidden states once more. The rest of
     the new columns is zero: they keep the rows on the grid that grouped products ask for.
     """
     extra = max(1, _GROUPED_MM_ALIGNMENT_BYTES // cells.element_size())
@@ -99,17 +99,17 @@ def with_bias(
 
 
 def grouped_product(
-    visits: Float[Tensor, "S K"], weight: Float[Tensor, "E K M"], ends: Int[Tensor, " E"]
+    rows: Float[Tensor, "S K"], weight: Float[Tensor, "E K M"], ends: Int[Tensor, " E"]
 ) -> Float[Tensor, "S M"]:
-    """Multiply each expert's run of visits by that expert's matrix."""
-    dtype = compute_dtype(visits)
-    visits, weight = visits.to(dtype), weight.to(dtype)
+    """Multiply each expert's run of rows by that expert's matrix."""
+    dtype = compute_dtype(rows)
+    rows, weight = rows.to(dtype), weight.to(dtype)
     if _GROUPED_MM is not None and _grouped_mm_serves(weight):
-        product: Tensor = _GROUPED_MM(visits, weight, offs=ends)
+        product: Tensor = _GROUPED_MM(rows, weight, offs=ends)
         return product
     # One product an expert: float64, widths off the 16-byte grid, and float32 under compile.
     lengths = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
-    runs = torch.split(visits, lengths)
+    runs = torch.split(rows, lengths)
     return torch.cat([run @ matrix for run, matrix in zip(runs, weight.unbind(), strict=True)])
 
 

@@ -232,10 +232,6 @@ def gated(
     mixed: Float[Tensor, "B N D"], logits: Float[Tensor, "B N G"], n_heads: int
 ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B N G"]]:
     """Multiply each head's output by the sigmoid of its logit, or of its elements'; return both."""
-    if mixed.is_cuda and mixed.dtype != torch.float64 and not torch.compiler.is_compiling():
-        from alphastomics.attn_model.gate_kernel import gated_cuda
-
-        return gated_cuda(mixed, logits, n_heads)
     gate = logits.sigmoid()
     heads = rearrange(mixed, "b n (h k) -> b n h k", h=n_heads)
     opened = heads * rearrange(gate, "b n (h k) -> b n h k", h=n_heads)

@@ -1,4 +1,4 @@
-"""Mixture of experts: cells enter, each visits k of E small feed-forwards, their mixture leaves.
+"""Mixture of experts: cells enter, each goes to k of E feed-forwards, their mixture leaves.
 
 y = sum over the chosen e of w_e FFN_e(x), w = softmax over the chosen k of the router's logits.
 In training the choice is made on noisy logits, x W_r + eps softplus(x W_n) (Shazeer et al. 2017,
@@ -22,7 +22,6 @@ from alphastomics.attn_model.dispatch import (
     send,
     with_bias,
 )
-from alphastomics.attn_model.fused_moe import fused_mixture, fused_serves
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import (
     require_cells,
@@ -31,8 +30,8 @@ from alphastomics.attn_model.inputs import (
     require_setting,
     require_tensor,
 )
+from alphastomics.attn_model.kernels import Experts, fused_mixture, fused_serves
 from alphastomics.attn_model.layers import at_least_float32
-from alphastomics.attn_model.mixture import Experts
 from alphastomics.attn_model.routing import (
     RouterStatistics,
     balanced_bias,
@@ -76,7 +75,7 @@ def add_bias(
 
 
 class MixtureOfExperts(nn.Module):
-    """Sparse feed-forward: each cell visits `top_k` of `num_experts` experts.
+    """Sparse feed-forward: each cell is assigned to `top_k` of `num_experts` experts.
 
     Parameters
     ----------
@@ -87,7 +86,7 @@ class MixtureOfExperts(nn.Module):
     num_experts
         Experts.
     top_k
-        Experts that a cell visits.
+        Experts that a cell is assigned to.
     expert_size
         `split`: an expert's hidden width is d_ff / num_experts; `full`: d_ff.
     balance
@@ -171,7 +170,7 @@ class MixtureOfExperts(nn.Module):
         return mixed, statistics
 
     def is_fused(self, cells: Float[Tensor, "B N D"]) -> bool:
-        """Tell whether the fused GPU kernels do the work."""
+        """Tell whether the kernels serve these cells."""
         return fused_serves(cells, self.num_experts)
 
     def _mix_fused(
@@ -180,7 +179,7 @@ class MixtureOfExperts(nn.Module):
         node_mask: Bool[Tensor, "B N"] | None,
         logit_shift: Float[Tensor, "B E"] | None,
     ) -> tuple[Float[Tensor, "B N D"], RouterStatistics]:
-        """Let the GPU kernels route and mix."""
+        """Route and mix by the kernels."""
         experts = Experts(
             self.router.weight,
             self.noise.weight if self.training else None,
@@ -203,8 +202,8 @@ class MixtureOfExperts(nn.Module):
         choice, weight = route(logits, self.balance_bias, self.top_k)
         real = torch.ones_like(logits[:, 0])
         if node_mask is not None:
-            # Padding keeps the shapes fixed, so that nothing waits for the GPU: it rides along as
-            # zeros behind the last expert's cells, with weight zero.
+            # Padding keeps the shapes fixed, so that nothing waits for the GPU: it is assigned to
+            # the last expert as zeros, with weight zero.
             padding = ~node_mask.flatten()[:, None]
             real = node_mask.flatten().to(logits.dtype)
             choice = choice.masked_fill(padding, self.num_experts - 1)
@@ -230,8 +229,8 @@ class MixtureOfExperts(nn.Module):
                 shift = at_least_float32(logit_shift)
                 logits = logits + repeat(shift, "b e -> (b n) e", n=cells.shape[1])
             if self.training:
-                spread = F.softplus(scores[:, self.num_experts :])
-                logits = logits + torch.randn_like(spread) * spread
+                std = F.softplus(scores[:, self.num_experts :])
+                logits = logits + torch.randn_like(std) * std
         return logits
 
     def mix_experts(
@@ -243,8 +242,8 @@ class MixtureOfExperts(nn.Module):
         """Run each cell's experts and add up their results by weight."""
         plan = plan_dispatch(choice, self.num_experts)
         inputs, up = with_bias(cells.to(compute_dtype(cells)), self.up_weight, self.up_bias)
-        visits = send(inputs, plan, self.top_k)
-        hidden = F.gelu(grouped_product(visits, up, plan.ends))
+        rows = send(inputs, plan, self.top_k)
+        hidden = F.gelu(grouped_product(rows, up, plan.ends))
         results = collect(grouped_product(hidden, self.down_weight, plan.ends), plan, self.top_k)
         mixed = (results * weight[..., None].to(results.dtype)).sum(1)
         shares = (one_hot(choice, self.num_experts, weight) * weight[..., None]).sum(1)

@@ -1,4 +1,4 @@
-"""Which experts a cell visits, and how evenly they are used: pure functions of router logits.
+"""The experts of each cell, and how evenly they are used: pure functions of router logits.
 
 Logits enter; choices, weights and statistics leave. Top-k routing with a softmax over the chosen
 (Shazeer et al. 2017), the load-balance loss of the Switch Transformer (Fedus et al. 2022, eq. 4)
@@ -18,7 +18,7 @@ BIAS_STEP = 1e-3
 
 
 class Routing(NamedTuple):
-    """The experts each cell visits, (T, k), and their weights, (T, k), which sum to 1."""
+    """The experts of each cell, (T, k), and their weights, (T, k), which sum to 1."""
 
     choice: Tensor
     weight: Tensor

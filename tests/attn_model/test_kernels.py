@@ -1,23 +1,19 @@
-"""The GPU kernels of experts and gate equal the plain torch code beside them.
+"""The GPU kernels of the experts equal the plain torch code beside them.
 
 Where there is no GPU, Triton's interpreter runs the same kernels on the CPU, slowly:
 `TRITON_INTERPRET=1 python -m pytest -m gpu tests/attn_model/test_kernels.py`.
 """
 
 import os
-import sys
 
 import pytest
 import torch
 
 from alphastomics.attn_model import MixtureOfExperts
 from alphastomics.attn_model.dispatch import plan_dispatch
-from alphastomics.attn_model.fused_call import describe
-from alphastomics.attn_model.gated_attention import gated
-from alphastomics.attn_model.launch import Space
-from alphastomics.attn_model.mixture import Experts, lanes, saved_layout
-from alphastomics.attn_model.routing import route as route_plainly
-from alphastomics.attn_model.teams import team_members
+from alphastomics.attn_model.kernels import launch, passes, sizes
+from alphastomics.attn_model.kernels.expert_groups import group_experts
+from alphastomics.attn_model.routing import route
 from tests.attn_model.alone import run_alone
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +21,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 # (sets, cells, width, experts, top_k, size): one cell, k = 1, k = E, one expert, three, more than
-# the smallest number of lanes, and numbers that are a multiple of nothing.
+# the smallest padded size, and numbers that are a multiple of nothing.
 SHAPES = [
     (1, 1, 8, 4, 2, "split"),
     (3, 7, 8, 4, 2, "split"),
@@ -49,7 +45,7 @@ def make(shape, *, d_ff=None, train=True, dtype=torch.float32):
     return moe.to(DEVICE, dtype).train(train)
 
 
-def draw(shape, padding, dtype=torch.float32):
+def sample_inputs(shape, padding, dtype=torch.float32):
     sets, cells, width, experts, _, _ = shape
     mask = {
         "none": None,
@@ -93,7 +89,7 @@ def assert_near(got, want, bound):
 def test_fused_experts_equal_the_plain_ones_in_values_and_all_gradients(
     shape, padding, train, monkeypatch
 ):
-    moe, inputs = make(shape, train=train), draw(shape, padding)
+    moe, inputs = make(shape, train=train), sample_inputs(shape, padding)
     want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
     got = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
     assert_near(got, want, 2e-5)
@@ -104,7 +100,7 @@ def test_in_half_precision_fused_experts_stay_within_two_percent_of_float32(dtyp
     if INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("the interpreter multiplies no bf16")
     shape = (2, 130, 64, 4, 2, "full")
-    moe, inputs = make(shape), draw(shape, "some")
+    moe, inputs = make(shape), sample_inputs(shape, "some")
     want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
     with torch.autocast(DEVICE, dtype):
         got = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
@@ -114,29 +110,25 @@ def test_in_half_precision_fused_experts_stay_within_two_percent_of_float32(dtyp
     assert_near(got, want, 0.02)
 
 
-# A tile's rows past its team's last may hold anything: numpy warns of them, nothing keeps them.
+# A tile's rows past its group's last may hold anything: numpy warns of them, nothing keeps them.
 @pytest.mark.filterwarnings("ignore:.*encountered in matmul:RuntimeWarning")
 @pytest.mark.parametrize("experts", [3, 18])
 @pytest.mark.parametrize("descriptors", [True, False])
 @pytest.mark.parametrize("ample", [True, False])
 def test_experts_are_right_whatever_means_the_gpu_has(ample, descriptors, experts, monkeypatch):
-    from alphastomics.attn_model import expert_kernel, gradient_kernel, launch, mixture
-
     device = torch.device(DEVICE)
-    has = mixture.is_ample(device), mixture.has_descriptors(device)
+    has = sizes.has_ample_shared_memory(device), sizes.has_descriptors(device)
     if descriptors and not ample:
         pytest.skip("no GPU is like that")
     if not INTERPRETED and (ample, descriptors) > has:
         pytest.skip("this GPU has not")
-    monkeypatch.setattr(expert_kernel, "is_ample", lambda _: ample)
-    monkeypatch.setattr(gradient_kernel, "has_descriptors", lambda _: descriptors)
-    monkeypatch.setattr(gradient_kernel, "DESCRIBED_WIDTH", 64)
+    monkeypatch.setattr(sizes, "has_ample_shared_memory", lambda _: ample)
+    monkeypatch.setattr(sizes, "has_descriptors", lambda _: descriptors)
+    monkeypatch.setattr(sizes, "DESCRIPTOR_WIDTH", 64)
+    monkeypatch.setattr(passes, "plan_call", sizes.plan_call.__wrapped__)
     monkeypatch.setattr(launch, "_compiled", {})
-    for cached in (expert_kernel.tiling_options, gradient_kernel.plan_steps):
-        monkeypatch.setattr(sys.modules[cached.__module__], cached.__name__, cached.__wrapped__)
-    monkeypatch.setattr(gradient_kernel, "tiling_options", expert_kernel.tiling_options)
     shape = (1, 150, 64, experts, 2, "full")
-    moe, inputs = make(shape, d_ff=192), draw(shape, "some")
+    moe, inputs = make(shape, d_ff=192), sample_inputs(shape, "some")
     want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
     with torch.autocast(DEVICE, torch.float16):
         got = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
@@ -169,7 +161,7 @@ def test_gelu_and_its_slope_are_as_exact_as_the_precision(dtype, monkeypatch):
 
 def test_an_expert_without_cells_gets_a_gradient_of_zero(monkeypatch):
     shape = (1, 70, 16, 4, 1, "full")
-    moe, (x, mask, shift, probe) = make(shape, train=False), draw(shape, "none")
+    moe, (x, mask, shift, probe) = make(shape, train=False), sample_inputs(shape, "none")
     shift = torch.tensor([[0.0, 1e3, 0.0, 0.0]], device=DEVICE)
     got = everything(moe, (x, mask, shift, probe), fused=True, monkeypatch=monkeypatch)
     assert got["counts"].tolist() == [0, 70, 0, 0]
@@ -183,63 +175,64 @@ def test_an_expert_without_cells_gets_a_gradient_of_zero(monkeypatch):
 
 
 def routed(moe, x, mask):
-    """Route cells in evaluation, and return the mixture, its memory and its statistics."""
-    from alphastomics.attn_model.routing_kernel import route
-
+    """Route cells in evaluation, and return the expert groups, the memory and the statistics."""
     flat, real = x.flatten(0, 1), None if mask is None else mask.flatten().view(torch.uint8)
-    experts = Experts(moe.router.weight, None, moe.up_weight, moe.up_bias, moe.down_weight, None)
-    mixture, _ = describe(flat, None, None, real, experts, moe.top_k, torch.float32)
-    layout = saved_layout(mixture, wanted=True)
-    memory = torch.zeros(layout.size, dtype=torch.uint8, device=DEVICE)
-    space = Space(layout, memory, by_address=False)
-    statistics = torch.zeros(2 * moe.num_experts + 3, device=DEVICE)
-    route(
-        mixture, space, statistics, flat, (moe.router.weight, None, None, None, moe.balance_bias),
-        real, (moe.up_weight, moe.down_weight), x.shape[1], None,
-    )  # fmt: skip
-    return mixture, space, statistics
+    experts = (moe.router.weight, None, moe.up_weight, moe.up_bias, moe.down_weight, moe.down_bias)
+    tensors = (flat, None, None, real, moe.balance_bias, *experts)
+    _, statistics, memory = passes.run_forward(
+        tensors, moe.top_k, x.shape[1], torch.float32, needs_grad=True
+    )
+    call = sizes.make_sizes(flat, moe.up_weight, moe.top_k, torch.float32, noisy=False)
+    layout = sizes.saved_layout(call, needs_grad=True)
+    return call.groups, launch.Space(layout, memory, by_address=False), statistics
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_lie_by_team_and_then_by_cell_as_a_stable_sort_puts_them(shape):
-    moe, (x, mask, _, _) = make(shape).requires_grad_(requires_grad=False), draw(shape, "some")
-    mixture, space, statistics = routed(moe, x, mask)
+def test_rows_are_sorted_by_group_and_then_by_cell_as_a_stable_sort_does(shape):
+    moe, (x, mask, _, _) = (
+        make(shape).requires_grad_(requires_grad=False),
+        sample_inputs(shape, "some"),
+    )
+    groups, space, statistics = routed(moe, x, mask)
     flat, real = x.flatten(0, 1), mask.flatten()
     logits = flat @ moe.router.weight.mT
-    choice, weight = route_plainly(logits, moe.balance_bias, moe.top_k)
+    choice, weight = route(logits, moe.balance_bias, moe.top_k)
     choice, order = choice.sort(dim=1)
     weight = weight.gather(1, order) * real[:, None]
     torch.testing.assert_close(space.tensor("weight"), weight, rtol=1e-4, atol=1e-5)
-    members = torch.tensor(team_members(moe.num_experts, mixture.teams), device=DEVICE)
-    if mixture.teams.rows == 1:
-        team = (choice[:, None] == members[None]).all(-1).int().argmax(1)
+    experts = torch.tensor(group_experts(moe.num_experts, groups), device=DEVICE)
+    if groups.rows_per_cell == 1:
+        group = (choice[:, None] == experts[None]).all(-1).int().argmax(1)
     else:
-        team = choice.flatten()
-    team = torch.where(real.repeat_interleave(mixture.teams.rows), team, mixture.teams.number)
-    plan = plan_dispatch(team[:, None], mixture.teams.number + 1)
-    sent = int(real.sum()) * mixture.teams.rows
-    ends, rows = space.tensor("plan").split([lanes(mixture.teams.number), len(team)])
-    assert torch.equal(ends[: mixture.teams.number], plan.ends[:-1])
-    assert torch.equal(rows[:sent].long(), plan.order[:sent])
-    assert torch.equal(space.tensor("sent")[:sent], flat[plan.order[:sent] // mixture.teams.rows])
+        group = choice.flatten()
+    group = torch.where(real.repeat_interleave(groups.rows_per_cell), group, groups.number)
+    plan = plan_dispatch(group[:, None], groups.number + 1)
+    num_rows = int(real.sum()) * groups.rows_per_cell
+    ends, rows = space.tensor("plan").split([sizes.padded_size(groups.number), len(group)])
+    assert torch.equal(ends[: groups.number], plan.ends[:-1])
+    assert torch.equal(rows[:num_rows].long(), plan.order[:num_rows])
+    sent = flat[plan.order[:num_rows] // groups.rows_per_cell]
+    assert torch.equal(space.tensor("sent")[:num_rows], sent)
     counts = torch.bincount(choice[real].flatten(), minlength=moe.num_experts)
     assert torch.equal(statistics[: moe.num_experts].long(), counts)
 
 
+# The cells' values are no numbers either, as the experts' results show.
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("experts", "top_k"), [(4, 3), (18, 3)])
 def test_even_cells_that_are_not_numbers_choose_different_experts(experts, top_k):
     moe = make((1, 9, 8, experts, top_k, "split")).requires_grad_(requires_grad=False)
     _, space, _ = routed(moe, torch.full((1, 9, 8), float("nan"), device=DEVICE), None)
-    teams = (space.tensor("spot") // 128).view(9, -1)
-    if experts == 4:  # a team of three experts
-        assert ((teams >= 0) & (teams < 4)).all()
+    groups = (space.tensor("slot") // 128).view(9, -1)
+    if experts == 4:  # groups of three experts
+        assert ((groups >= 0) & (groups < 4)).all()
     else:
-        assert all(len(set(row) & set(range(18))) == 3 for row in teams.tolist())
+        assert all(len(set(row) & set(range(18))) == 3 for row in groups.tolist())
 
 
 def test_two_runs_give_the_same_bits(monkeypatch):
     shape = (2, 300, 64, 4, 2, "full")
-    moe, inputs = make(shape), draw(shape, "some")
+    moe, inputs = make(shape), sample_inputs(shape, "some")
     first = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
     second = everything(moe, inputs, fused=True, monkeypatch=monkeypatch)
     for name in first:
@@ -250,7 +243,7 @@ def test_a_second_call_of_another_size_or_address_is_right_too(monkeypatch):
     """The first call compiles; later ones skip Triton's look at each argument."""
     moe = make((1, 1, 64, 4, 2, "full"))
     for cells in (300, 77, 129):
-        inputs = draw((2, cells, 64, 4, 2, "full"), "some")
+        inputs = sample_inputs((2, cells, 64, 4, 2, "full"), "some")
         want = everything(moe, inputs, fused=False, monkeypatch=monkeypatch)
         assert_near(everything(moe, inputs, fused=True, monkeypatch=monkeypatch), want, 2e-5)
     x, mask, shift, probe = inputs
@@ -279,31 +272,12 @@ def test_gradients_of_statistics_may_lie_in_memory_as_they_like(monkeypatch):
 
 def test_without_gradients_the_answer_is_the_same(monkeypatch):
     shape = (2, 90, 32, 4, 2, "full")
-    moe, (x, mask, shift, _) = make(shape, train=False), draw(shape, "some")
+    moe, (x, mask, shift, _) = make(shape, train=False), sample_inputs(shape, "some")
     monkeypatch.setattr(moe, "is_fused", lambda _: True)
     want, _ = moe(x, mask, shift)
     with torch.no_grad():
         got, _ = moe(x, mask, shift)
     assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("headwise", [True, False])
-@pytest.mark.parametrize("sizes", [(1, 1, 4, 8), (2, 7, 3, 5), (1, 130, 2, 24), (3, 65, 8, 32)])
-def test_the_gate_kernel_equals_the_plain_gate_in_values_and_gradients(sizes, headwise):
-    from alphastomics.attn_model.gate_kernel import gated_cuda
-
-    sets, cells, heads, size = sizes
-    width, gates = heads * size, heads if headwise else heads * size
-    projected = torch.randn(sets, cells, 3 * width + gates, device=DEVICE, dtype=torch.float64)
-    mixed = torch.randn(sets, cells, width, device=DEVICE, dtype=torch.float64)
-    probe = torch.randn_like(mixed)
-    results = []
-    for act, dtype in ((gated, torch.float64), (gated_cuda, torch.float32)):
-        inputs = [value.to(dtype).requires_grad_() for value in (mixed, projected)]
-        opened, gate = act(inputs[0], inputs[1][..., 3 * width :], heads)
-        grads = torch.autograd.grad((opened * probe).sum(), inputs)
-        results.append([value.double() for value in (opened, gate, *grads)])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 ONE_GRAPH = """

@@ -68,14 +68,14 @@ def test_experts_equal_the_loop_over_cells_in_values_and_all_gradients(shape, dt
         )
     )
 )
-def test_a_plan_is_a_permutation_that_gathers_each_experts_visits_in_order(case):
+def test_a_plan_is_a_permutation_that_gathers_each_experts_assignments_in_order(case):
     num_experts, choices = case
     choice = torch.tensor(choices)
     plan = dispatch.plan_dispatch(choice, num_experts)
-    visits = torch.arange(choice.numel())
-    assert torch.equal(plan.order.sort().values, visits)
-    assert torch.equal(plan.order[plan.place], visits)
-    naive = sorted(range(choice.numel()), key=lambda visit: choice.flatten()[visit].item())
+    rows = torch.arange(choice.numel())
+    assert torch.equal(plan.order.sort().values, rows)
+    assert torch.equal(plan.order[plan.inverse], rows)
+    naive = sorted(range(choice.numel()), key=lambda row: choice.flatten()[row].item())
     assert plan.order.tolist() == naive
     ends = [(choice <= expert).sum().item() for expert in range(num_experts)]
     assert plan.ends.tolist() == ends

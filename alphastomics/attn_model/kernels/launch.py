@@ -6,7 +6,7 @@ for calls that are compiled for the same.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +19,11 @@ PART = 512
 
 Key = tuple[Any, ...]
 Parts = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
-# A kernel's runner for the last grid, the grid, the compiled kernel, and its constants in order.
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[int, int, int], Any, tuple[Any, ...]]] = {}
+# A kernel's runner for the last grid, the grid, and the compiled kernel.
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[int, int, int], Any]] = {}
 
 
-def key_of(tensors: tuple[Tensor | None, ...], *facts: Any) -> Key | None:
+def key_of(tensors: Sequence[Tensor | None], *facts: Any) -> Key | None:
     """Return what decides how kernels are compiled for these tensors; None if one is not aligned.
 
     `facts` are the sizes that kernels are compiled for; those that they are not must be marked
@@ -39,28 +39,24 @@ def key_of(tensors: tuple[Tensor | None, ...], *facts: Any) -> Key | None:
 
 
 def launch(
-    key: Key | None,
-    kernel: Any,
-    grid: tuple[int, int, int],
-    arguments: tuple[Any, ...],
-    constants: Callable[[], dict[str, Any]],
+    key: Key | None, kernel: Any, grid: tuple[int, int, int], constants: Any, *arguments: Any
 ) -> None:
-    """Launch a kernel with its arguments in order; constants and options are asked for if new."""
+    """Launch a kernel with its arguments in order, the constants it is compiled for last."""
     name = (key, kernel.__name__)
     known = _compiled.get(name)
     if known is None:
-        told = constants()
-        compiled = kernel[grid](*arguments, **told)
+        compiled = kernel[grid](
+            *arguments, constants, num_warps=constants.warps, num_stages=constants.stages
+        )
         # Triton's interpreter compiles nothing.
         if compiled is not None and key is not None:
-            rest = tuple(told[a] for a in kernel.arg_names[len(arguments) :])
-            _compiled[name] = (compiled[grid], grid, compiled, rest)
+            _compiled[name] = (compiled[grid], grid, compiled)
         return
-    runner, last, compiled, rest = known
+    runner, last, compiled = known
     if grid != last:
         runner = compiled[grid]
-        _compiled[name] = (runner, grid, compiled, rest)
-    runner(*arguments, *rest)
+        _compiled[name] = (runner, grid, compiled)
+    runner(*arguments, constants)
 
 
 def is_compiled(key: Key | None, kernel: Any) -> bool:
