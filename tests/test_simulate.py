@@ -18,8 +18,8 @@ from alphastomics.io.files import partial_of
 from alphastomics.simulate import (
     DROPOUT,
     Panel,
-    draw_counts,
     is_tissue,
+    sample_counts,
     simulate,
     simulate_slice,
     type_names,
@@ -91,7 +91,7 @@ def test_counts_are_negative_binomial_with_the_stated_dropout():
         phase=np.zeros((genes, 1)),
         amplitude=np.zeros(genes),
     )
-    counts = draw_counts(panel, np.tile(np.log(mu), (cells, 1)), default_rng(0)).astype(float)
+    counts = sample_counts(panel, np.tile(np.log(mu), (cells, 1)), default_rng(0)).astype(float)
     kept = 1 - DROPOUT * np.exp(-mu)
     second_moment = kept * (mu + mu**2 / theta + mu**2)
     np.testing.assert_allclose(counts.mean(0), kept * mu, rtol=0.02)

@@ -45,7 +45,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class FlagHelp(argparse.HelpFormatter):
-    """Help that stays within 100 columns and gives long flags room."""
+    """Help that stays within 100 columns and lets long flags fit."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=100)
@@ -57,8 +57,8 @@ def build_parser() -> OneLineParser:
 
     parser = OneLineParser(
         prog="alphastomics",
-        description="Generative spatial transcriptomics: place cells in tissue, predict "
-        "expression at a place, generate tissue, embed cells.",
+        description="Generative spatial transcriptomics: predict where cells lie, predict "
+        "expression at a position, generate tissue, embed cells.",
         formatter_class=FlagHelp,
         allow_abbrev=False,
     )
@@ -144,7 +144,7 @@ def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> Call:
-    """Turn the command line into a `Call`, or raise `InputError` with one clear line."""
+    """Parse the command line into a `Call`, or raise `InputError` with one clear line."""
     parser = build_parser()
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise InputError(f"unknown command {argv[0]!r}; {_nearest(argv[0], list(COMMANDS))}")
@@ -232,8 +232,8 @@ def _config_path(command: Command, arguments: argparse.Namespace) -> Path | None
         return path
     # `config` alone prints the defaults, whatever the working folder holds.
     idle = arguments.command == "config" and "data_dir" not in arguments
-    found = command.reads_config and not idle and DEFAULT_CONFIG.is_file()
-    return DEFAULT_CONFIG if found else None
+    is_default_read = command.reads_config and not idle and DEFAULT_CONFIG.is_file()
+    return DEFAULT_CONFIG if is_default_read else None
 
 
 def from_text(text: str, field: FieldInfo) -> Any:
@@ -297,11 +297,11 @@ def _without_settings(command: Command, arguments: argparse.Namespace) -> argpar
 def _read(flag: Flag, text: Any) -> Any:
     if text is None or isinstance(text, bool) or flag.kind is None:
         return text
-    values = [_read_one(flag, part) for part in (text if flag.many else [text])]
+    values = [_read_value(flag, part) for part in (text if flag.many else [text])]
     return values if flag.many else values[0]
 
 
-def _read_one(flag: Flag, text: str) -> Any:
+def _read_value(flag: Flag, text: str) -> Any:
     assert flag.kind is not None
     refusal = f"--{flag.spellings[0]}: expected {flag.expected}, got {text!r}"
     try:

@@ -41,7 +41,7 @@ def preprocess(
     overwrite: bool,
     scheduler: str | None,
 ) -> dict[str, Any]:
-    """Turn a folder of slices into a processed folder: both stages in one go.
+    """Convert a folder of slices into a processed folder: both stages in one go.
 
     Parameters
     ----------

@@ -106,7 +106,7 @@ def equal_vectors(values: np.ndarray) -> pa.ListArray:
 
 
 def to_batch(cells: Cells) -> pa.RecordBatch:
-    """Turn a table of cells into Arrow."""
+    """Convert a table of cells into Arrow."""
     values = cells.values
     columns = [
         vectors(values.indices.astype(np.int32, copy=False), values.indptr),
@@ -121,7 +121,7 @@ def to_batch(cells: Cells) -> pa.RecordBatch:
 
 
 def from_batch(batch: pa.RecordBatch, num_genes: int) -> Cells:
-    """Turn Arrow back into a table of cells, without copying its numbers."""
+    """Convert Arrow back into a table of cells, without copying its numbers."""
     index, value = batch["gene_index"], batch["gene_value"]
     entries = (value.flatten().to_numpy(), index.flatten().to_numpy(), index.offsets.to_numpy())
     return Cells(
@@ -208,11 +208,11 @@ class SortedParts:
             source = files.enter_context(pa.OSFile(str(path)))
             reader = files.enter_context(pa.ipc.open_file(source))
             numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
-            places = {number: place for place, number in enumerate(numbers)}
-            self._open[path] = (files, reader, places)
+            batch_of = {number: index for index, number in enumerate(numbers)}
+            self._open[path] = (files, reader, batch_of)
         self._open.move_to_end(path)
-        _, reader, places = self._open[path]
-        return from_batch(reader.get_batch(places[bucket]), self.num_genes)
+        _, reader, batch_of = self._open[path]
+        return from_batch(reader.get_batch(batch_of[bucket]), self.num_genes)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

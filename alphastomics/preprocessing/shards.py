@@ -192,11 +192,11 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
 
 def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
     """Gather where the training cells of each slice lie."""
-    found = []
+    records = []
     for number in np.unique(cells.slice_id[chosen]).tolist():
         position = cells.position[chosen & (cells.slice_id == number)]
         moments: Moments = moments_of_dense(position)
-        found.append(
+        records.append(
             {
                 "slice": number,
                 "count": moments.count,
@@ -206,7 +206,7 @@ def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
                 "maximum": position.max(axis=0).tolist(),
             }
         )
-    return found
+    return records
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
@@ -220,8 +220,8 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
     marker = load_marker(done)
     if marker is not None:
-        places = (path, task.staged_folder.parent / name)
-        if any(is_file_of(place, marker["sha256"]) for place in places):
+        candidates = (path, task.staged_folder.parent / name)
+        if any(is_file_of(candidate, marker["sha256"]) for candidate in candidates):
             return marker
     groups: list[int] = []
     with (
@@ -272,7 +272,7 @@ def _gathered(task: ShardTask, plan: Plan, bucket: int, parts: SortedParts) -> C
 
 
 def _table(task: ShardTask, cells: Cells) -> pa.Table:
-    """Turn cells into the columns of a shard."""
+    """Convert cells into the columns of a shard."""
     values = cells.values
     if task.storage == "sparse":
         index = vectors(values.indices.astype(np.int32, copy=False), values.indptr)

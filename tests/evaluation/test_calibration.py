@@ -43,7 +43,7 @@ def test_draws_without_spread_say_nothing_and_one_draw_is_refused():
     draws[:] = 0
     found = calibration(mean, true, envelope(draws))
     assert (found.coverage, found.error_over_std, found.spearman) == (0, np.inf, 0)
-    with pytest.raises(InputError, match="1 draw"):
+    with pytest.raises(InputError, match="1 sample"):
         calibration(mean, true, envelope(draws[:1]))
 
 

@@ -102,7 +102,7 @@ def test_one_and_two_cells_and_bad_input():
         rmsd(SQUARE[:0], SQUARE[:0], reflection=True)
     with pytest.raises(InputError, match="1 cells"):
         procrustes(SQUARE[:1], SQUARE[:1], scale=True, reflection=True)
-    with pytest.raises(InputError, match="all 4 cells lie at one place"):
+    with pytest.raises(InputError, match="all 4 cells lie at one position"):
         procrustes(SQUARE, np.ones_like(SQUARE), scale=True, reflection=True)
     spoilt = SQUARE.copy()
     spoilt[2, 1] = np.nan

@@ -66,8 +66,8 @@ def test_oracles_chance_and_our_own_samples_are_no_rivals():
     ("auc", "grade", "words"),
     [
         (0.69, "good", ": good"),
-        (0.7, "told apart in part", "usable for simulations, not as data"),
-        (0.9, "told apart", "not yet like real cells: do not use it as data"),
+        (0.7, "partly separable", "usable for simulations, not as data"),
+        (0.9, "separable", "not yet like real cells: do not use it as data"),
     ],
 )
 def test_new_tissue_is_judged_by_how_well_it_is_told_from_real_cells(auc, grade, words):

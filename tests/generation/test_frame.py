@@ -150,10 +150,10 @@ def part_of(cells: InputCells, rows: slice, prefix: str) -> InputCells:
 def test_places_that_fix_no_frame_are_refused():
     cells = body(3)
     made = generated(cells, cells.position)
-    with pytest.raises(InputError, match="3 known place"):
+    with pytest.raises(InputError, match="3 known position"):
         into_frame(cells, made, some_landmarks(cells, [1, 2, 3], 3), **OPTIONS)
     flat = body(2)
-    with pytest.raises(InputError, match="2 known place"):
+    with pytest.raises(InputError, match="2 known position"):
         into_frame(flat, generated(flat, flat.position), some_landmarks(flat, [1, 2], 2), **OPTIONS)
     line = replace(flat, position=flat.position * np.float32([1, 0, 0]))
     marks = some_landmarks(line, [1, 2, 3, 4], 2)
@@ -166,7 +166,7 @@ def test_places_that_fix_no_frame_are_refused():
     with pytest.raises(InputError, match="has no z"):
         into_frame(cells, made, some_landmarks(cells, [1, 2, 3, 4], 2), **OPTIONS)
     collapsed = generated(cells, np.zeros_like(cells.position))
-    with pytest.raises(InputError, match="generated at one place"):
+    with pytest.raises(InputError, match="generated at one position"):
         into_frame(cells, collapsed, some_landmarks(cells, [1, 2, 3, 4], 3), **OPTIONS)
 
 

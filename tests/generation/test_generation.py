@@ -298,8 +298,8 @@ def test_scores_stand_beside_their_baselines(place: Path, tmp_path: Path):
         "alphastomics", "real, same slice", "real, other slice", "shuffled", "genes shuffled"
     }  # fmt: skip
     ours = written["expr_to_pos"]["alphastomics"]
-    assert ours["spread_coverage_expected"] == pytest.approx(1 / 3)  # of two draws
-    assert 0 <= ours["spread_coverage"] <= 1
+    assert ours["std_coverage_expected"] == pytest.approx(1 / 3)  # of two draws
+    assert 0 <= ours["std_coverage"] <= 1
     types = {name: values["type_accuracy"] for name, values in written["pos_to_expr"].items()}
     assert types["true expression"] > types["shuffled"]
     real = written["joint"]["real, same slice"]
@@ -321,7 +321,7 @@ def test_mean_and_sample_are_those_that_sampling_gives(place: Path):
             np.testing.assert_allclose(made.position, alone.position, rtol=1e-5)
             np.testing.assert_allclose(made.expression, alone.expression, rtol=1e-5)
         assert (both.envelope.low <= both.envelope.high).all()
-        np.testing.assert_allclose(both.draws[0], both.sample.position, rtol=1e-4, atol=1e-2)
+        np.testing.assert_allclose(both.samples[0], both.sample.position, rtol=1e-4, atol=1e-2)
 
 
 def test_test_prints_a_table_and_keeps_a_named_output(place: Path, tmp_path: Path, capsys):
@@ -332,7 +332,7 @@ def test_test_prints_a_table_and_keeps_a_named_output(place: Path, tmp_path: Pat
     shown = capsys.readouterr().out
     assert "spearman_mean" in shown
     assert f"scores: {target}" in shown
-    assert "spread_coverage" not in shown  # one draw has no spread
+    assert "std_coverage" not in shown  # one draw has no spread
     assert set(json.loads(target.read_text())) == {"expr_to_pos"}
     assert main(["test", *map(str, arguments)]) == 2
     assert "--overwrite" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from alphastomics.report.collect import (
     brought_onto,
     denoising_path,
     nearest_rows,
-    place,
+    predict_positions,
     read_curves,
 )
 from alphastomics.report.commands import page_beside, read_scores, run_of
@@ -75,10 +75,19 @@ def test_a_run_becomes_a_page_beside_its_checkpoints_with_every_part(home: Path,
     data = data_of(page)
     assert data["title"] == "joint"
     assert data["missing"] == {}
-    for part in ("placed", "agreement", "new", "path", "inside", "scores", "curves", "types"):
+    for part in (
+        "predicted_position",
+        "agreement",
+        "new",
+        "path",
+        "inside",
+        "scores",
+        "curves",
+        "types",
+    ):
         assert data[part], part
     assert data["inside"]["expert_use"] is not None
-    assert data["placed"]["calibration"] is not None
+    assert data["predicted_position"]["calibration"] is not None
     assert {table["mode"] for table in data["scores"]} >= {"expr_to_pos", "pos_to_expr"}
     assert len(data["path"]["time"]) == 3
 
@@ -90,8 +99,8 @@ def test_a_page_says_what_a_specialised_checkpoint_cannot_show(home: Path, tmp_p
     data = data_of(page)
     assert data["new"] is data["agreement"] is None
     assert "trained for expr_to_pos alone" in data["missing"]["predicted"]
-    assert "one sample only" in data["missing"]["spread"]
-    assert data["placed"]["spread"] is None
+    assert "one sample only" in data["missing"]["std"]
+    assert data["predicted_position"]["std"] is None
     assert data["inside"]["expert_use"] is data["inside"]["gate"] is None
 
 
@@ -215,18 +224,18 @@ def loaded(home: Path):
     return module, read_processed(home / "processed", genes, "test")
 
 
-def test_errors_are_those_of_the_metrics_and_placed_cells_lie_in_the_frame_of_the_truth(loaded):
+def test_errors_are_those_of_the_metrics_and_positions_lie_in_the_frame_of_the_truth(loaded):
     module, cells = loaded
     settings = Config().sampling.model_copy(update={"num_steps": 3, "num_samples": 2})
-    placed = place(module, cells, settings, 1)
+    predicted = predict_positions(module, cells, settings, 1)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
-        found = np.sqrt(np.mean(np.square(placed.error[rows], dtype=np.float64)))
-        plane = placed.position[rows, :2], cells.position[rows, :2]
+        found = np.sqrt(np.mean(np.square(predicted.error[rows], dtype=np.float64)))
+        plane = predicted.position[rows, :2], cells.position[rows, :2]
         assert found == pytest.approx(rmsd(*plane, reflection=True), rel=1e-4)
         np.testing.assert_allclose(plane[0].mean(0), plane[1].mean(0), rtol=1e-3, atol=1e-2)
-    assert (placed.position[:, 2] == cells.position[:, 2]).all()
-    assert (placed.spread > 0).all()
+    assert (predicted.position[:, 2] == cells.position[:, 2]).all()
+    assert (predicted.std > 0).all()
 
 
 def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loaded):
@@ -239,7 +248,7 @@ def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loade
     # Pure noise has the model's unit of length in every direction.
     assert centred.std() == pytest.approx(float(module.position_scale), rel=0.2)
     sampled = settings.model_copy(update={"estimator": "sample"})
-    ended = place(module, cells, sampled, 1).position[path.rows]
+    ended = predict_positions(module, cells, sampled, 1).position[path.rows]
     true = cells.position[path.rows]
     turned = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
     drawn = rmsd(ended[:, :2].astype(float), true[:, :2].astype(float), reflection=True)

@@ -100,15 +100,15 @@ def test_a_gene_that_nobody_measured_is_told_apart():
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_errors_that_keep_the_promise_of_their_spread_are_calibrated(dims: int):
+def test_errors_that_keep_the_promise_of_their_std_are_calibrated(dims: int):
     random = np.random.default_rng(0)
-    spread = random.uniform(1, 5, 20_000)
-    error = np.linalg.norm(random.normal(size=(20_000, dims)), axis=1) * spread / np.sqrt(dims)
-    found = calibration(error, spread, dims)
+    std = random.uniform(1, 5, 20_000)
+    error = np.linalg.norm(random.normal(size=(20_000, dims)), axis=1) * std / np.sqrt(dims)
+    found = calibration(error, std, dims)
     assert found["ratio"] == pytest.approx(1, abs=0.02)
     np.testing.assert_allclose(found["covered"], found["level"], atol=0.015)
-    np.testing.assert_allclose(found["error"], found["spread"], rtol=0.06)
-    sure = calibration(error, spread / 2, dims)
+    np.testing.assert_allclose(found["error"], found["std"], rtol=0.06)
+    sure = calibration(error, std / 2, dims)
     assert sure["ratio"] == pytest.approx(2, abs=0.04)
     assert all(np.array(sure["covered"]) < np.array(sure["level"]))
 
@@ -131,11 +131,11 @@ def test_the_ratio_on_the_page_is_that_of_test():
     assert found["correlation"] == pytest.approx(means[3])
 
 
-def test_a_spread_of_nothing_covers_nothing_and_divides_by_nothing():
+def test_a_std_of_zero_covers_nothing_and_divides_by_nothing():
     found = calibration(np.ones(30), np.zeros(30), 2)
     assert found["covered"] == [0.0] * len(found["level"])
     assert found["correlation"] is found["ratio"] is None
-    assert calibration(np.ones(2), np.ones(2), 2)["spread"] == [1.0]
+    assert calibration(np.ones(2), np.ones(2), 2)["std"] == [1.0]
 
 
 def test_spatial_order_is_that_of_the_metrics_and_unknown_where_nothing_was_measured():
@@ -262,8 +262,8 @@ def test_more_genes_than_there_is_room_for_are_left_out_and_counted(monkeypatch)
 def test_cells_beyond_the_limit_are_left_out_of_the_picture_and_counted():
     data = page_data(make_findings(make_cells(120)), 1, [], 50)
     assert (data["shown"], data["cells"]) == (50, 120)
-    assert len(unpacked(data["place"]["x"]["data"], "<u2")) == 50
-    assert len(unpacked(data["placed"]["error"]["data"], "<u2")) == 50
+    assert len(unpacked(data["position"]["x"]["data"], "<u2")) == 50
+    assert len(unpacked(data["predicted_position"]["error"]["data"], "<u2")) == 50
 
 
 @given(st.text() | st.sampled_from(["</script>", "<!--", "]]>", "\u2028\u2029", "&lt;"]))
