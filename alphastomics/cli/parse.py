@@ -36,6 +36,10 @@ class Call:
     given: frozenset[str]
 
 
+# Values of version 0.1 that a setting no longer takes, and what to give instead.
+OLD_VALUES = {("sampling.estimator", "estimate"): "is now --estimator mean (the posterior mean)"}
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are exceptions, for the entry point to print in one line."""
 
@@ -208,6 +212,8 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
         if flag.path is None or flag.name not in arguments:
             continue
         given = getattr(arguments, flag.name)
+        if (flag.path, given) in OLD_VALUES:
+            raise InputError(f"--{flag.spellings[-1]} {given}: {OLD_VALUES[flag.path, given]}")
         value = flag.value if flag.is_switch else from_text(given, fields[flag.path])
         _put(document, flag.path, value)
         origins[flag.path] = f"--{flag.spellings[0]}"

@@ -221,8 +221,8 @@ def require_enough(cells: int, where: object) -> None:
         raise InputError(f"{where}: {cells} cell(s); at least {LEAST_CELLS} are needed")
 
 
-def with_enough_cells(cells: InputCells, least: int) -> InputCells:
-    """Leave out slices that are too small to be scored, and name them."""
+def with_enough_cells(cells: InputCells, least: int, what: str) -> InputCells:
+    """Leave out slices that are too small to be scored, and name them; `what` is scored."""
     sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
     kept = np.flatnonzero(sizes >= least)
     small = [cells.slice_names[number] for number in np.flatnonzero(sizes < least)]
@@ -231,8 +231,10 @@ def with_enough_cells(cells: InputCells, least: int) -> InputCells:
     shown = ", ".join(small[:SHOWN]) + (", …" if len(small) > SHOWN else "")
     if not len(kept):
         raise InputError(
-            f"test: no slice has the {least} cells that the scores need (largest {sizes.max()}); "
-            "take a larger --split, or slices with more cells"
+            f"{what}: has {sizes.sum()} cells in {len(sizes)} slice(s), the largest of "
+            f"{sizes.max()}, but a score needs a slice of at least {least} cells: score another "
+            "split (--split train or validation) or a whole slice (--input_data SLICE.h5ad), or "
+            "preprocess again with a larger test share (a smaller --train_ratio)"
         )
     logger.warning(
         "%d slices have fewer than %d cells, and are not scored: %s", len(small), least, shown

@@ -280,6 +280,11 @@ def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> 
         raise InputError(f"--num_cells: makes new tissue, --sample_mode joint; {mode} needs input")
 
 
+def scored_cells(input_data: Path, split: str) -> str:
+    """Name the cells that are scored: a split of a processed folder, or a file."""
+    return f"{input_data}, {split} split" if is_processed(input_data) else str(input_data)
+
+
 def test(
     config: Config, *, checkpoint: Path, input_data: Path, split: str, output: Path | None
 ) -> dict[str, Any]:
@@ -293,6 +298,7 @@ def test(
     cells = read_cells(input_data, module, genes, config, split)
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
-    scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
+    settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)
+    scores = evaluate(module, cells, known, settings, seed, what=what)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

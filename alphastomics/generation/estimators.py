@@ -25,7 +25,7 @@ from alphastomics.tasks import TASKS
 
 @dataclass(frozen=True)
 class MeanAndSample:
-    """The point estimate and a draw, in the order of the input.
+    """The posterior mean and a sample, in the order of the input.
 
     `samples` are the positions of all samples, each in its own frame; `envelope` bounds the
     samples of expression.
@@ -54,7 +54,7 @@ def mean_and_sample(
     )
     plans = [chunks_of(cells, number, settings, seed) for number in range(len(cells.slice_names))]
     steps = (settings.num_steps + 1) * settings.num_samples * sum(plans)
-    with track(f"sample {mode}", steps, "network calls") as advance:
+    with track(f"score {mode}", steps, "network calls") as advance:
         for number in range(len(cells.slice_names)):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             rows, planar = cells.rows_of(number), cells.dims == 2

@@ -55,15 +55,18 @@ def evaluate(
     settings: SamplingConfig,
     seed: int,
     tree_cells: int = TREE_CELLS,
+    *,
+    what: str = "the input",
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
-    `tree_cells` bounds the training cells that the slowest baselines are fitted to.
+    `tree_cells` bounds the training cells that the slowest baselines are fitted to; `what` names
+    the scored cells in a refusal.
     """
     if cells.position is None:
-        raise InputError("test: the input has no coordinates to compare with")
+        raise InputError(f"{what}: has no coordinates to compare with")
     warn_if_trained_on(cells, known)
-    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
+    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1, what), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = tasks_of(module.config.training.mode)
     if EXPR_TO_POS in able:

@@ -45,7 +45,7 @@ def joint_scores(
     seed: int,
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
-    generated = generate(module, cells, JOINT.name, settings, seed)
+    generated = generate(module, cells, JOINT.name, settings, seed, purpose="score")
     whole = Tissue(generated.expression, generated.position[:, : cells.dims])
     typed = cells if known is None else known
     finder = type_finder(typed, seed)

@@ -83,6 +83,7 @@ def generate(
     settings: SamplingConfig,
     seed: int,
     known: InputCells | None = None,
+    purpose: str = "sample",
 ) -> Generated:
     """Generate for all slices of the input.
 
@@ -101,6 +102,8 @@ def generate(
     known
         Training cells: with `pos_to_expr`, the estimate at positions in their frame comes from
         those around.
+    purpose
+        What the progress is called: `test` and `report` generate too.
     """
     require_mode(module, mode, cells)
     task = TASKS[mode]
@@ -113,7 +116,7 @@ def generate(
     calls = settings.num_steps + (settings.estimator == "mean")
     steps = calls * settings.num_samples * sum(plans)
     seams: list[Seam] = []
-    with track(f"sample {mode}", steps, "network calls") as advance:
+    with track(f"{purpose} {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             results, seam = generate_slice(sampler, settings, advance, planar=cells.dims == 2)

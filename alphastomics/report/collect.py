@@ -2,6 +2,7 @@
 
 import csv
 from contextlib import suppress
+from functools import partial
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -33,6 +34,9 @@ PATH_CELLS, PATH_STEPS = 3000, 30
 # True cells that new ones are compared with: enough for every kind of cell.
 COMPARED_CELLS = 4000
 COMPONENTS = 30
+
+# Named after the page: `test` has generated the same cells before, to score them.
+generate_for_report = partial(generate, purpose="report")
 
 
 def collect(
@@ -73,7 +77,9 @@ def collect(
         if positions.std is None:
             missing["std"] = "one sample only (sampling.num_samples): there is no std"
     if POS_TO_EXPR.name in able:
-        predicted = generate(module, cells, POS_TO_EXPR.name, settings, seed, known).expression
+        predicted = generate_for_report(
+            module, cells, POS_TO_EXPR.name, settings, seed, known
+        ).expression
     if JOINT.name in able:
         new = make_tissue(module, cells, settings, seed)
     absent = {"predicted_position": positions, "predicted": predicted, "new": new, "path": path}
@@ -93,7 +99,8 @@ def predict_positions(
 ) -> PredictedPositions:
     """Predict positions from expression and rotate each slice onto its truth."""
     assert cells.position is not None
-    generated, dims = generate(module, cells, EXPR_TO_POS.name, settings, seed), cells.dims
+    generated = generate_for_report(module, cells, EXPR_TO_POS.name, settings, seed)
+    dims = cells.dims
     position = cells.position.copy()
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
@@ -113,7 +120,7 @@ def make_tissue(
 ) -> NewTissue:
     """Make as many new cells as each slice has, and bring them to the most similar cells."""
     assert cells.position is not None
-    generated = generate(module, cells, JOINT.name, settings, seed)
+    generated = generate_for_report(module, cells, JOINT.name, settings, seed)
     position, dims = cells.position.copy(), cells.dims
     nearest = np.zeros(len(position), dtype=np.int64)
     for number in range(len(cells.slice_names)):
@@ -164,7 +171,7 @@ def denoising_path(
     settings: SamplingConfig,
     seed: int,
 ) -> Path:
-    """Follow one draw of a slice from noise to tissue."""
+    """Follow one sample of a slice from noise to tissue."""
     assert cells.position is not None
     device, rows = module.position_scale.device, cells.rows_of(number)
     noisy: list[Tensor] = []

@@ -13,7 +13,12 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.commands import load_for_use, read_cells, with_trained_sampling
+from alphastomics.generation.commands import (
+    load_for_use,
+    read_cells,
+    scored_cells,
+    with_trained_sampling,
+)
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
@@ -92,7 +97,8 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
     scores = request.scores
     if scores is None:
         known = cells_for_baselines(module, genes, request.input_data, near)
-        scores = evaluate(module, cells, known, settings, seed)
+        what = scored_cells(request.input_data, request.split)
+        scores = evaluate(module, cells, known, settings, seed, what=what)
     folder = run_of(checkpoint)
     findings = collect(
         module,

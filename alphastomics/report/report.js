@@ -145,7 +145,7 @@ function showErrors() {
   const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
   const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
   const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the std over all cells.`;
-  const follows = calibration.correlation === null ? "" : ` Spread and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
+  const follows = calibration.correlation === null ? "" : ` Std and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
   chart(row, 300, () => ({
     traces: [line([0, most], [0, most]), points(calibration.std, calibration.error, "std %{x:,.3r}<br>error %{y:,.3r}<extra></extra>")],
     layout: { xaxis: axis(`std of the samples (${data.unit})`, { rangemode: "tozero" }), yaxis: axis(`error (${data.unit})`, { rangemode: "tozero" }) },

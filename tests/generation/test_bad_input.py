@@ -113,7 +113,18 @@ def test_fewer_test_cells_than_neighbours_are_refused(place: Path, tmp_path: Pat
     anndata.read_h5ad(place / "slices/slice_0.h5ad")[:10].write_h5ad(tmp_path / "few.h5ad")
     call = ["test", "--checkpoint", checkpoint(place), "--no_report", "--num_steps", 2]
     said = refusal(capsys, *call, "--input_data", tmp_path / "few.h5ad")
-    assert "no slice has the 11 cells that the scores need (largest 10)" in said
+    assert f"{tmp_path / 'few.h5ad'}: has 10 cells in 1 slice(s)" in said
+    assert "at least 11 cells: score another split (--split train or validation)" in said
+
+
+def test_a_split_that_is_too_small_to_be_scored_is_named(place: Path, tmp_path: Path, capsys):
+    processed = tmp_path / "processed"
+    slices = ["--input_dir", str(place / "slices"), "--output_dir", str(processed)]
+    assert main(["preprocess", *slices, "--train_ratio", "0.9", "--val_ratio", "0.08"]) == 0
+    call = ["test", "--checkpoint", checkpoint(place), "--no_report", "--num_steps", 2]
+    said = refusal(capsys, *call, "--data_dir", processed)
+    assert f"{processed}, test split: has " in said
+    assert "a smaller --train_ratio" in said
 
 
 def test_a_place_that_is_no_number_is_refused(place: Path, tmp_path: Path, capsys):

@@ -181,7 +181,7 @@ def test_landmarks_that_name_no_cell_are_refused():
 def test_a_csv_of_landmarks_is_read_with_or_without_header(tmp_path: Path, header: str):
     (tmp_path / "marks.csv").write_text(f'{header}"a, b",1,2\nc,3,-4.5\n\n')
     marks = read_landmarks(tmp_path / "marks.csv")
-    assert marks.place == {"a, b": (1.0, 2.0), "c": (3.0, -4.5)}
+    assert marks.positions == {"a, b": (1.0, 2.0), "c": (3.0, -4.5)}
     assert marks.dims == 2
 
 

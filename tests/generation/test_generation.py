@@ -174,7 +174,7 @@ def test_new_tissue_that_came_out_flat_or_must_be_is_2d_and_a_body_stays_3d():
     for thickness, known, dims in ((0.02, False, 2), (0.5, False, 3), (0.05, True, 2)):
         body = torch.randn(200, 3, generator=gen) * torch.tensor([3.0, 1.0, thickness])
         made = Generated(zeros, zeros, (body @ turn).numpy(), zeros)
-        filled, result = as_tissue(cells, made, flat=known)
+        filled, result = as_tissue(cells, made, planar=known)
         assert filled.dims == dims
         lengths = np.linalg.norm(result.position - result.position.mean(0), axis=1)
         np.testing.assert_allclose(lengths, (body - body.mean(0)).norm(dim=1), atol=0.1)
