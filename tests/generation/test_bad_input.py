@@ -121,6 +121,7 @@ def test_a_split_that_is_too_small_to_be_scored_is_named(place: Path, tmp_path: 
     processed = tmp_path / "processed"
     slices = ["--input_dir", str(place / "slices"), "--output_dir", str(processed)]
     assert main(["preprocess", *slices, "--train_ratio", "0.9", "--val_ratio", "0.08"]) == 0
+    capsys.readouterr()
     call = ["test", "--checkpoint", checkpoint(place), "--no_report", "--num_steps", 2]
     said = refusal(capsys, *call, "--data_dir", processed)
     assert f"{processed}, test split: has " in said

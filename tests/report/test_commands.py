@@ -1,7 +1,6 @@
 """The command: from a run's folder to a page, and what it says when it cannot."""
 
 import json
-import logging
 import re
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def test_a_file_without_cell_types_is_reported_on_with_given_scores(home: Path, 
     assert data["scores"][0]["values"] == {"me": {"procrustes": 0.25}}
 
 
-def test_test_writes_the_report_beside_its_scores_unless_told_not_to(home: Path, tmp_path, caplog):
+def test_test_writes_the_report_beside_its_scores_unless_asked_not_to(home: Path, tmp_path, capsys):
     checkpoint = best_checkpoint(RunFolder(home / "joint"))
     arguments = ["test", "--checkpoint", checkpoint, "--data_dir", home / "processed", *QUICK]
 
@@ -128,11 +127,10 @@ def test_test_writes_the_report_beside_its_scores_unless_told_not_to(home: Path,
 
     test("one.json", "--no_report")
     assert not (tmp_path / "one.html").exists()
-    caplog.clear()
-    caplog.set_level(logging.INFO)
+    capsys.readouterr()
     test("two.json")
-    lines = [record.getMessage() for record in caplog.records]
-    progress = [line.partition(":")[0] for line in lines if "network calls" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "network calls in" in line]
+    progress = [re.sub(r"^[\d:]+ |: .*", "", line) for line in lines]
     assert {"score expr_to_pos", "report expr_to_pos"} <= set(progress)
     assert len(progress) == len(set(progress))  # no line comes twice
     data = data_of(tmp_path / "two.html")
