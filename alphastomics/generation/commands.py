@@ -41,6 +41,7 @@ from alphastomics.generation.output import (
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import write_text
+from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
@@ -103,7 +104,7 @@ def read_source(
     if not path.exists():
         hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
         raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
-    if path.suffix in (".h5ad", ".zarr"):
+    if path.suffix in SUFFIXES:
         return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
@@ -237,7 +238,7 @@ def read_frame(
     if frame.landmarks is not None:
         return read_landmarks(frame.landmarks)
     assert frame.reference is not None
-    if frame.reference.suffix not in (".h5ad", ".zarr"):
+    if frame.reference.suffix not in SUFFIXES:
         raise InputError(f"{frame.reference}: expected an .h5ad file for --reference")
     cells = read_cells(frame.reference, module, genes, config, "test")
     if cells.position is None:

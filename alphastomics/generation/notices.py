@@ -4,12 +4,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from alphastomics.config import Mode, SamplingConfig
+from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.tasks import TASKS
 
 
 def is_processed(source: Path) -> bool:
     """Tell a processed folder from a file of cells, or a Zarr store."""
-    return source.is_dir() and source.suffix != ".zarr"
+    return source.is_dir() and source.suffix not in SUFFIXES
 
 
 def sample_notices(

@@ -272,21 +272,3 @@ def shard_name(split: str, index: int, total: int) -> str:
 def vector_of(value: pa.DataType) -> pa.DataType:
     """Return the list type of a vector per cell; without nulls it reads twice as fast."""
     return pa.list_(pa.field("element", value, nullable=False))
-
-
-def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
-    """List the columns of a shard."""
-    expression = (
-        {"expression": vector_of(pa.float32())}
-        if storage == "dense"
-        else {"gene_index": vector_of(pa.int32()), "gene_value": vector_of(pa.float32())}
-    )
-    columns = {
-        **expression,
-        "position": vector_of(pa.float64()),
-        **({"cell_type": pa.int32()} if with_cell_type else {}),
-        "slice_id": pa.int32(),
-        "cell_id": pa.int64(),
-        "obs_name": pa.string(),
-    }
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])

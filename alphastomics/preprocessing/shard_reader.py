@@ -16,12 +16,12 @@ from scipy.sparse import csr_array, vstack
 from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
+from alphastomics.preprocessing.parts import shard_schema
 from alphastomics.preprocessing.schema import (
     METADATA_FILE,
     SCALING_FILE,
     Metadata,
     ShardRecord,
-    shard_schema,
 )
 
 Rows = slice | np.ndarray

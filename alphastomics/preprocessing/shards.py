@@ -5,7 +5,7 @@ from all parts, one at a time, permutes each and writes it. Memory holds a part 
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from alphastomics.preprocessing.normalize import (
 from alphastomics.preprocessing.parts import (
     Cells,
     SortedParts,
+    arrow_columns,
     equal_vectors,
     joined,
     naming,
     read_part,
+    shard_schema,
     to_batch,
     vectors,
     write_part,
@@ -43,7 +45,7 @@ from alphastomics.preprocessing.plan import (
     order_in_bucket,
 )
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
-from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name, shard_schema
+from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
 LONGEST_ROW_GROUP = 8192
@@ -180,13 +182,12 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
     z = np.repeat(z_values, sizes)
     position = np.array(cells.position)
     position[:, 2] = np.where(np.isnan(z), position[:, 2], z)
-    return Cells(
-        cells.values,
-        position,
-        types[cells.cell_type],
-        np.repeat(numbers, sizes).astype(np.int32),
-        cells.cell_id + np.repeat(first_cells, sizes),
-        cells.obs_name,
+    return replace(
+        cells,
+        position=position,
+        cell_type=types[cells.cell_type],
+        slice_id=np.repeat(numbers, sizes).astype(np.int32),
+        cell_id=cells.cell_id + np.repeat(first_cells, sizes),
     )
 
 
@@ -279,14 +280,10 @@ def _table(task: ShardTask, cells: Cells) -> pa.Table:
         expression = [index, vectors(values.data, values.indptr)]
     else:
         expression = [equal_vectors(densified(values, cells.slice_id, _absent_value(task)))]
-    columns = [
-        *expression,
-        equal_vectors(cells.position),
-        *([pa.array(cells.cell_type)] if task.with_cell_type else []),
-        pa.array(cells.slice_id),
-        pa.array(cells.cell_id),
-        cells.obs_name,
-    ]
+    of_cells = arrow_columns(cells)
+    if not task.with_cell_type:
+        del of_cells["cell_type"]
+    columns = [*expression, equal_vectors(cells.position), *of_cells.values()]
     schema = shard_schema(task.storage, with_cell_type=task.with_cell_type)
     return pa.Table.from_arrays(columns, schema=schema)
 

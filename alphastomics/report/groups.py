@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
 from alphastomics.generation.cells import InputCells
-from alphastomics.preprocessing.anndata_file import Frame, is_group
+from alphastomics.preprocessing.anndata_file import SUFFIXES, Frame, is_group
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.report.findings import Column
 
@@ -80,7 +80,7 @@ def error_by_group(
 
 def obs_columns(path: Path, num_cells: int) -> list[Column]:
     """Read the columns of `obs` that can be colours: a few names, or numbers."""
-    if path.suffix not in (".h5ad", ".zarr"):
+    if path.suffix not in SUFFIXES:
         return []
     columns: list[Column] = []
     with in_subprocess(path) as root:

@@ -113,7 +113,7 @@ function showScores() {
 }
 
 // Tissues.
-function showPlaced() {
+function showPositions() {
   const body = bodyOf("positions");
   if (!data.predicted_position) return absent(body, "Not shown", data.missing.predicted_position);
   const panels = [{ title: "True tissue", position: data.position }, { title: "Predicted by the model", position: data.predicted_position.position }];
@@ -343,7 +343,7 @@ function showInside() {
 async function main() {
   await unpackKnown();
   showHead();
-  for (const show of [showScores, showPlaced, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
+  for (const show of [showScores, showPositions, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
   document.body.dataset.state = "ready";
 }
 main();
