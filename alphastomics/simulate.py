@@ -146,8 +146,7 @@ def make_panel(num_genes: int, rng: Generator) -> Panel:
 def slice_pose(settings: SimulationConfig, index: int, rng: Generator) -> Pose:
     """Draw where slice `index` is cut, evenly along z, and how it is oriented on the slide.
 
-    3D slabs, and sections in a common frame, are given in the tissue's own frame,
-    as atlas coordinates are.
+    3D slabs, and sections in a common frame, have the tissue's own frame, as in an atlas.
     """
     if settings.dims == 3:
         return Pose(np.eye(3), np.zeros(3), np.zeros(3))

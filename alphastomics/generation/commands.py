@@ -148,9 +148,7 @@ def sample(
     mode = config.sampling.mode
     require_source(input_data, blank, mode)
     if frame is not None and not TASKS[mode].generates_position:
-        raise InputError(
-            "--reference, --landmarks: pos_to_expr generates no positions; leave it out"
-        )
+        raise InputError("--reference, --landmarks: pos_to_expr has no positions; leave it out")
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")

@@ -55,7 +55,7 @@ def test_the_navigation_has_every_page_once():
 
 def test_pages_made_of_the_files_of_the_root_link_within_the_site():
     pages = (set(PAGES) - set(OF_ROOT)) | set(SITE)
-    for place, page in SITE.items():
+    for position, page in SITE.items():
         links = [link.partition("#")[0] for link in LINK.findall(without_code(page))]
         outside = [
             link
@@ -64,7 +64,7 @@ def test_pages_made_of_the_files_of_the_root_link_within_the_site():
             and link not in pages
             and not (ROOT / "docs" / link).is_file()
         ]
-        assert outside == [], place
+        assert outside == [], position
 
 
 def test_the_version_is_one():

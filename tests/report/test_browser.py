@@ -146,7 +146,7 @@ def test_another_slice_and_all_slices_can_be_seen(whole: Opened):
     whole.page.wait_for_function(DRAWN, arg="#positions .plot")
 
 
-def test_both_sides_zoom_together_in_the_plane_and_turn_together_in_space(whole: Opened):
+def test_both_sides_zoom_together_in_the_plane_and_rotate_together_in_space(whole: Opened):
     whole.look_at("positions")
     plot = "document.querySelector('#positions .plot')"
     whole.page.evaluate(f"Plotly.relayout({plot}, {{'xaxis.range': [-20, 30]}})")
@@ -186,7 +186,7 @@ def test_names_stay_text(whole: Opened):
 def test_a_cell_under_the_pointer_says_what_it_is(whole: Opened):
     whole.look_at("positions")
     whole.page.wait_for_function(DRAWN, arg="#positions .plot")
-    place = whole.page.evaluate(
+    position = whole.page.evaluate(
         """() => {
           const plot = document.querySelector('#positions .plot'), layout = plot._fullLayout;
           const box = plot.getBoundingClientRect(), trace = plot.data[0];
@@ -194,8 +194,8 @@ def test_a_cell_under_the_pointer_says_what_it_is(whole: Opened):
                   box.top + layout.yaxis._offset + layout.yaxis.l2p(trace.y[7])];
         }"""
     )
-    whole.page.mouse.move(place[0] - 30, place[1] - 30)
-    whole.page.mouse.move(*place, steps=4)
+    whole.page.mouse.move(position[0] - 30, position[1] - 30)
+    whole.page.mouse.move(*position, steps=4)
     whole.page.wait_for_selector("#tip:not([hidden])")
     assert "cell <i>" in whole.page.text_content("#tip")
     assert "µm from its true position" in whole.page.text_content("#tip")
@@ -264,7 +264,7 @@ def test_what_is_missing_is_said(browser, tmp_path: Path):
     opened.page.close()
 
 
-def test_a_body_is_shown_in_space_and_few_cells_are_shown_of_many(browser, tmp_path: Path):
+def test_a_volume_is_shown_in_space_and_few_cells_are_shown_of_many(browser, tmp_path: Path):
     findings = make_findings(make_cells(1200, slices=1, dims=3, types=False))
     findings = replace(findings, missing={})
     opened = open_page(browser, write(tmp_path, findings))

@@ -58,9 +58,9 @@ def home(tmp_path_factory) -> Path:
 
 def data_of(page: Path) -> dict:
     text = page.read_text(encoding="utf-8")
-    found = re.search(r'<script id="report-data" type="application/json">(.*?)</script>', text)
-    assert found
-    return json.loads(found[1])
+    result = re.search(r'<script id="report-data" type="application/json">(.*?)</script>', text)
+    assert result
+    return json.loads(result[1])
 
 
 def refusal(arguments: list, capsys) -> str:
@@ -143,7 +143,7 @@ def test_the_page_of_a_test_is_named_after_its_scores_and_never_replaces_them():
     assert page_beside(Path("a/scores.html")) == Path("a/scores.report.html")
 
 
-def test_mistakes_are_told_in_one_line(home: Path, tmp_path: Path, capsys):
+def test_mistakes_end_in_one_line(home: Path, tmp_path: Path, capsys):
     run, page = home / "joint", tmp_path / "page.html"
     page.write_text("mine")
     assert "exists already" in refusal(["report", run, "--output", page], capsys)
@@ -196,10 +196,10 @@ def test_a_checkpoint_and_exported_weights_know_their_run_unless_they_were_moved
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.csv").write_text("step,epoch,name,value\n10,0,val/loss,0.5\n")
     for inside in ("checkpoints/last.ckpt", "export"):
-        found = run_of(tmp_path / "run" / inside)
-        assert found is not None
-        assert found.path.name == "run"
-        assert read_curves(found.metrics)["val/loss"].value.tolist() == [0.5]
+        result = run_of(tmp_path / "run" / inside)
+        assert result is not None
+        assert result.path.name == "run"
+        assert read_curves(result.metrics)["val/loss"].value.tolist() == [0.5]
     assert run_of(tmp_path / "elsewhere/last.ckpt") is None
 
 
@@ -235,9 +235,9 @@ def test_errors_are_those_of_the_metrics_and_positions_lie_in_the_frame_of_the_t
     predicted = predict_positions(module, cells, settings, 1)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
-        found = np.sqrt(np.mean(np.square(predicted.error[rows], dtype=np.float64)))
+        result = np.sqrt(np.mean(np.square(predicted.error[rows], dtype=np.float64)))
         plane = predicted.position[rows, :2], cells.position[rows, :2]
-        assert found == pytest.approx(rmsd(*plane, reflection=True), rel=1e-4)
+        assert result == pytest.approx(rmsd(*plane, reflection=True), rel=1e-4)
         np.testing.assert_allclose(plane[0].mean(0), plane[1].mean(0), rtol=1e-3, atol=1e-2)
     assert (predicted.position[:, 2] == cells.position[:, 2]).all()
     assert (predicted.std > 0).all()
@@ -255,10 +255,10 @@ def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loade
     sampled = settings.model_copy(update={"estimator": "sample"})
     ended = predict_positions(module, cells, sampled, 1).position[path.rows]
     true = cells.position[path.rows]
-    turned = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
+    rotated = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
     drawn = rmsd(ended[:, :2].astype(float), true[:, :2].astype(float), reflection=True)
     # The same draw, once as a body and once laid into the plane.
-    assert turned == pytest.approx(drawn, rel=0.5)
+    assert rotated == pytest.approx(drawn, rel=0.5)
 
 
 def test_what_is_seen_inside_are_shares(loaded):
@@ -269,7 +269,7 @@ def test_what_is_seen_inside_are_shares(loaded):
     np.testing.assert_allclose(inside.attention.mean(1), 1, rtol=1e-4)
 
 
-def test_nearest_rows_and_the_turn_onto_them_undo_a_permutation_and_a_rotation():
+def test_nearest_rows_and_the_rotation_onto_them_undo_a_permutation_and_a_rotation():
     random = np.random.default_rng(0)
     known = random.normal(size=(50, 8)).astype(np.float32)
     order = random.permutation(50)

@@ -26,9 +26,9 @@ def shown(findings, folder: Path) -> dict:
     scripts = [str(REPORT / name) for name in SCRIPTS]
     command = [NODE, str(HERE / "stub.js"), str(folder / "data.json"), *scripts]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    found = json.loads(done.stdout)
-    assert found["failures"] == []
-    return found
+    result = json.loads(done.stdout)
+    assert result["failures"] == []
+    return result
 
 
 @pytest.fixture(scope="module")
