@@ -105,7 +105,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "alphastomics/generation/slices.py": {
         "place|places|placed": "a keyword of diffusion_model, which is not yet done"
     },
-    "CHANGELOG.md": {"products?": "the change of --product to --estimator"},
+    "CHANGELOG.md": {
+        "products?": "the change of --product to --estimator",
+        "spreads?|spreading": "the old names of the scores std_…",
+    },
     "alphastomics/generation/evaluate_joint.py": {
         "yardsticks?": "the key of a random stream: another word would change the scores"
     },

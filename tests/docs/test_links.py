@@ -35,6 +35,14 @@ def test_every_link_leads_to_a_file_and_a_heading(name: str):
     assert broken == []
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_prose_is_within_100_columns(name: str):
+    lines = without_code(text_of(name)).splitlines()
+    # Tables, indented blocks and pictures are as wide as they need; so is a lone command.
+    prose = [line for line in lines if not line.startswith(("|", "    ", "![", "`python "))]
+    assert [line for line in prose if len(line) > 100] == []
+
+
 def nav_pages() -> list[str]:
     """The pages that mkdocs.yml lists, in order."""
 
