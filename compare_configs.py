@@ -1,6 +1,6 @@
 """Baseline, Gated, MoE, Gated + MoE on equal budgets: python compare_configs.py [--full].
 
-docs/ablation.md says what is measured, how differences are told from noise, and what is written.
+docs/ablation.md says what is measured, which differences exceed the noise, and what is written.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Entry point: a command line enters; results go to stdout, words to stderr, and a status leaves.
 
-Status 0: done. 2: a mistake of the caller's, told in one line. 1: anything else. 130 and 143:
+Status 0: done. 2: a mistake of the caller's, said in one line. 1: anything else. 130 and 143:
 interrupted by Ctrl-C, or asked to stop.
 """
 
@@ -166,7 +166,7 @@ def configure_logging(*, verbose: bool) -> None:
 
 
 def stop_cleanly_on_sigterm() -> None:
-    """Turn SIGTERM into an exit, so that temporary files are removed on the way out."""
+    """Convert SIGTERM into an exit, so that temporary files are removed on the way out."""
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(STOPPED)

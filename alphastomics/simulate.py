@@ -1,7 +1,7 @@
 """A synthetic tissue whose truth is known: settings and a seed enter, h5ad slices leave.
 
-The body is an ellipsoid, bent along its long axis, with an off-centre cavity. With u the place of a
-cell in the straightened unit ball and r = |u| its distance from the core:
+The tissue is an ellipsoid, bent along its long axis, with an off-centre cavity. With u the position
+of a cell in the straightened unit ball and r = |u| its distance from the core:
 
     type      k ~ softmax_k( b_k - (r - r_k)^2 / 2 w_r^2 - (u_x - x_k)^2 / 2 w_x^2 )
     field     f_g(u) = a_g * sqrt(2 / M) * sum_m cos(omega_gm . u + phi_gm)
@@ -81,7 +81,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Pose:
-    """Where a slice lies in the body: body = rotation @ spatial + translation.
+    """Where a slice lies in the tissue: body = rotation @ spatial + translation.
 
     `origin` is where its middle lies on the slide.
     """
@@ -92,7 +92,7 @@ class Pose:
 
 
 def stream(seed: int, *key: int) -> Generator:
-    """Return the random stream of a part: no part's draws depend on how many another part makes."""
+    """Return the random stream of a part: no part's numbers depend on another's."""
     return default_rng(SeedSequence(seed, spawn_key=key))
 
 
@@ -102,14 +102,14 @@ def type_names() -> list[str]:
 
 
 def straightened(volume_um: Float[ndarray, "N 3"]) -> Float[ndarray, "N 3"]:
-    """Undo the bend and the axes' lengths: the body becomes the unit ball."""
+    """Undo the bend and the axes' lengths: the tissue becomes the unit ball."""
     unit = volume_um / SEMI_AXES_UM
     unit[:, 1] -= BEND_UM * unit[:, 0] ** 2 / SEMI_AXES_UM[1]
     return unit
 
 
 def is_tissue(volume_um: Float[ndarray, "N 3"]) -> Bool[ndarray, " N"]:
-    """Say which places lie in the body and outside its cavity."""
+    """Say which positions lie in the tissue and outside its cavity."""
     unit = straightened(volume_um)
     in_cavity = (((unit - CAVITY_CENTRE) / CAVITY_RADII) ** 2).sum(1) < 1
     return ((unit**2).sum(1) <= 1) & ~in_cavity
@@ -144,9 +144,9 @@ def make_panel(num_genes: int, rng: Generator) -> Panel:
 
 
 def slice_pose(settings: SimulationConfig, index: int, rng: Generator) -> Pose:
-    """Draw where slice `index` is cut, evenly along z, and how it lies on the slide.
+    """Draw where slice `index` is cut, evenly along z, and how it is oriented on the slide.
 
-    3D slabs, and sections in a common frame, are given in the body's own, as atlas coordinates are.
+    3D slabs, and sections in a common frame, have the tissue's own frame, as in an atlas.
     """
     if settings.dims == 3:
         return Pose(np.eye(3), np.zeros(3), np.zeros(3))
@@ -176,7 +176,7 @@ def slab_bounds(settings: SimulationConfig, index: int) -> Float[ndarray, " 2"]:
     return edges[index : index + 2]
 
 
-def place_cells(
+def sample_positions(
     settings: SimulationConfig, index: int, pose: Pose, rng: Generator
 ) -> Float[ndarray, "N 3"]:
     """Draw the cells of a slice uniformly over the tissue in it, in the slice's own frame."""
@@ -197,8 +197,8 @@ def place_cells(
     return np.concatenate(kept)
 
 
-def draw_types(unit: Float[ndarray, "N 3"], rng: Generator) -> Int[ndarray, " N"]:
-    """Draw each cell's type from the densities of the types at its place."""
+def sample_types(unit: Float[ndarray, "N 3"], rng: Generator) -> Int[ndarray, " N"]:
+    """Draw each cell's type from the densities of the types at its position."""
     distance = np.sqrt((unit**2).sum(1))
     logits = [
         -((distance - r) ** 2) / (2 * LAYER_WIDTH**2)
@@ -207,7 +207,7 @@ def draw_types(unit: Float[ndarray, "N 3"], rng: Generator) -> Int[ndarray, " N"
         for x in REGIONS.values()
     ]
     logits += [np.full(len(unit), EVERYWHERE_LOGIT) for _ in EVERYWHERE]
-    # Adding Gumbel noise and taking the largest draws from the softmax.
+    # Adding Gumbel noise and taking the largest samples the softmax.
     return np.argmax(np.stack(logits, 1) + rng.gumbel(size=(len(unit), len(logits))), axis=1)
 
 
@@ -223,7 +223,7 @@ def log_mean(
     return panel.base + panel.fold[cell_type] + field
 
 
-def draw_counts(
+def sample_counts(
     panel: Panel, log_mu: Float[ndarray, "N G"], rng: Generator
 ) -> Float[ndarray, "N G"]:
     """Negative-binomial counts with dropout."""
@@ -252,7 +252,7 @@ def count_matrix(
         part = np.s_[start : start + rows]
         log_mu = log_mean(panel, unit[part], cell_type[part]) + slice_effect
         log_mu += rng.normal(0, 0.3, (len(log_mu), 1))
-        blocks.append(sparse.csr_matrix(draw_counts(panel, log_mu, rng)))
+        blocks.append(sparse.csr_matrix(sample_counts(panel, log_mu, rng)))
     return sparse.vstack(blocks, format="csr")
 
 
@@ -264,10 +264,10 @@ def simulate_slice(settings: SimulationConfig, seed: int, index: int) -> "AnnDat
     panel = make_panel(settings.genes, stream(seed, VOLUME_KEY))
     rng = stream(seed, POSE_KEY, index)
     pose = slice_pose(settings, index, rng)
-    spatial = place_cells(settings, index, pose, rng)
+    spatial = sample_positions(settings, index, pose, rng)
     body = spatial @ pose.rotation.T + pose.translation
     unit = straightened(body)
-    cell_type = draw_types(unit, rng)
+    cell_type = sample_types(unit, rng)
     depth_std = COMMON_DEPTH_STD if settings.common_frame else OWN_DEPTH_STD
     counts = count_matrix(panel, unit, cell_type, depth_std, stream(seed, COUNT_KEY, index))
     measured = measured_genes(settings, stream(seed, PANEL_KEY, index))
@@ -374,8 +374,8 @@ def own_slices(output_dir: Path) -> set[str]:
     width = len(str(max(number - 1, 0)))
     names = (path.name for path in output_dir.glob("slice_*.h5ad"))
     digits = re.compile(rf"slice_(\d{{{width}}})\.h5ad", re.ASCII)
-    found = ((name, digits.fullmatch(name)) for name in names)
-    return {name for name, match in found if match and int(match[1]) < number}
+    matches = ((name, digits.fullmatch(name)) for name in names)
+    return {name for name, match in matches if match and int(match[1]) < number}
 
 
 def prepare_folder(

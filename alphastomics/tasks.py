@@ -18,7 +18,7 @@ class Task:
     Attributes
     ----------
     name
-        The mode, as `--mode` and `--sample_mode` spell it.
+        The mode, as `--training_mode` and `--sample_mode` spell it.
     generates
         The modalities that are generated; the others are given.
     title

@@ -50,8 +50,8 @@ def made_up(points: int, genes: int) -> Findings:
         names=[str(number) for number in range(points)],
         cell_type=types[random.integers(0, 24, points)],
     )
-    spread = random.uniform(20, 80, points).astype(np.float32)
-    shift = random.normal(size=(points, 3)).astype(np.float32) * spread[:, None]
+    std = random.uniform(20, 80, points).astype(np.float32)
+    shift = random.normal(size=(points, 3)).astype(np.float32) * std[:, None]
     shift[:, 2] = 0
     rows = np.arange(3000)
     noise = random.normal(size=(30, 3000, 3)).astype(np.float32)
@@ -60,7 +60,7 @@ def made_up(points: int, genes: int) -> Findings:
         [("Cells", str(points))],
         cells,
         [f"gene {number}" for number in range(genes)],
-        PredictedPositions(position + shift, np.linalg.norm(shift, axis=1), spread),
+        PredictedPositions(position + shift, np.linalg.norm(shift, axis=1), std),
         np.exp(waves - 1),
         NewTissue(position + shift, expression, np.arange(points)),
         Path(rows, np.linspace(1, 1 / 30, 30), noise * 1000, noise * 500),
@@ -90,13 +90,13 @@ def browser_seconds(path: FilePath) -> dict[str, float]:
         page.wait_for_selector("body[data-state=ready]")
         found["open"] = time.perf_counter() - start
         start = time.perf_counter()
-        page.eval_on_selector("#placed", "e => e.scrollIntoView()")
-        page.wait_for_selector("#placed .plot[data-state=drawn]")
+        page.eval_on_selector("#positions", "e => e.scrollIntoView()")
+        page.wait_for_selector("#positions .plot[data-state=drawn]")
         found["draw"] = time.perf_counter() - start
         start = time.perf_counter()
-        page.select_option("#placed select.colour", index=5)
+        page.select_option("#positions select.colour", index=5)
         page.wait_for_function(
-            "document.querySelector('#placed .plot').dataset.colour.startsWith('gene')"
+            "document.querySelector('#positions .plot').dataset.colour.startsWith('gene')"
         )
         found["recolour"] = time.perf_counter() - start
         browser.close()

@@ -31,13 +31,13 @@ def draw(folder: Path, target: Path) -> list[Path]:
 
     matplotlib.use("agg")
     target.mkdir(exist_ok=True)
-    placed = anndata.read_h5ad(folder / "placed.h5ad")
+    predicted = anndata.read_h5ad(folder / "predicted.h5ad")
     new = anndata.read_h5ad(folder / "new.h5ad")
     # The training that judged the model; the second one has nothing left to validate with.
     history = pd.read_csv(folder / "outputs" / "tutorial" / "holdout" / "metrics.csv")
     return [
         draw_loss(history, target / "loss.png"),
-        draw_placed(placed, target / "placed.png"),
+        draw_predicted(predicted, target / "predicted.png"),
         draw_new(new, target / "new.png"),
     ]
 
@@ -56,22 +56,22 @@ def draw_loss(history: Any, path: Path) -> Path:
     return saved(figure, path)
 
 
-def draw_placed(placed: Any, path: Path) -> Path:
+def draw_predicted(predicted: Any, path: Path) -> Path:
     """Draw true positions, predicted positions, and their std."""
     import matplotlib.pyplot as plt
     import numpy as np
 
-    true = np.asarray(placed.obsm["spatial"])
-    found = rotated_onto(placed.obsm["spatial_pred"], true)
-    types = placed.obs["cell_type"].cat.codes
-    std = np.linalg.norm(placed.obsm["spatial_std"], axis=1)
+    true = np.asarray(predicted.obsm["spatial"])
+    aligned = rotated_onto(predicted.obsm["spatial_pred"], true)
+    types = predicted.obs["cell_type"].cat.codes
+    std = np.linalg.norm(predicted.obsm["spatial_std"], axis=1)
     figure, panels = plt.subplots(
         1, 3, figsize=(11, 3), sharex=True, sharey=True, layout="constrained"
     )
-    for axes, place, title in zip(panels, (true, found, found), TITLES, strict=True):
+    for axes, position, title in zip(panels, (true, aligned, aligned), TITLES, strict=True):
         last = title == TITLES[-1]
         shown = axes.scatter(
-            *place.T, c=std if last else types, cmap="viridis" if last else "tab20", s=5
+            *position.T, c=std if last else types, cmap="viridis" if last else "tab20", s=5
         )
         axes.set(title=title, aspect="equal", xticks=[], yticks=[])
     figure.colorbar(shown, ax=panels[-1], shrink=0.8)
@@ -110,9 +110,9 @@ def saved(figure: Any, path: Path) -> Path:
 def main() -> None:
     """Run the tutorial and draw."""
     page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory(prefix="alphastomics-tutorial-") as place:
-        run_blocks(page, Path(place), {})
-        for path in draw(Path(place), DOCS / "pictures"):
+    with tempfile.TemporaryDirectory(prefix="alphastomics-tutorial-") as scratch:
+        run_blocks(page, Path(scratch), {})
+        for path in draw(Path(scratch), DOCS / "pictures"):
             sys.stdout.write(f"{path}\n")
 
 

@@ -1,4 +1,4 @@
-"""Train on some slices, place the cells of another, and draw true beside placed for the README.
+"""Train on some slices, predict the cells of another, and plot both for the README.
 
     python docs/make_readme_picture.py DATA
 
@@ -15,12 +15,12 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TRAIN, TEST = ("embryo2_z2", "embryo2_z5"), "embryo1_z2"
-# As many types as can be told apart by colour; the others are drawn in grey.
+# As many types as colours can separate; the others are drawn in grey.
 SHOWN_TYPES = 10
 
 
-def placed_slice(arguments: argparse.Namespace) -> Any:
-    """Train, and place the held-out slice from its expression alone."""
+def predicted_slice(arguments: argparse.Namespace) -> Any:
+    """Train, and predict the held-out slice from its expression alone."""
     import anndata
 
     from alphastomics import AlphaSTomics
@@ -46,20 +46,20 @@ def draw(cells: Any, path: Path) -> None:
     from alphastomics.utils.metrics import position_scores
 
     true = np.asarray(cells.obsm["spatial"], np.float64)
-    found = rotated_onto(np.asarray(cells.obsm["spatial_pred"])[:, :2], true)
-    spearman = position_scores(found, true, None)["spearman_median"]
+    predicted = rotated_onto(np.asarray(cells.obsm["spatial_pred"])[:, :2], true)
+    spearman = position_scores(predicted, true, None)["spearman_median"]
     types = cells.obs["cell_type"].astype(str)
     frequent = list(types.value_counts().index[:SHOWN_TYPES])
     # Rare types lie on top of frequent ones.
-    order = np.argsort([-frequent.index(one) if one in frequent else 1 for one in types])[::-1]
+    order = np.argsort([-frequent.index(kind) if kind in frequent else 1 for kind in types])[::-1]
     palette = plt.get_cmap("tab10").colors
     colours = np.array(
-        [palette[frequent.index(one)] if one in frequent else (0.8, 0.8, 0.8) for one in types]
+        [palette[frequent.index(kind)] if kind in frequent else (0.8, 0.8, 0.8) for kind in types]
     )
     figure, panels = plt.subplots(1, 2, figsize=(9, 5), sharex=True, sharey=True)
-    titles = ("true", f"placed by expression alone (median Spearman {spearman:.2f})")
-    for axes, place, title in zip(panels, (true, found), titles, strict=True):
-        axes.scatter(*place[order].T, c=colours[order], s=2, linewidths=0)
+    titles = ("true", f"predicted from expression alone (median Spearman {spearman:.2f})")
+    for axes, position, title in zip(panels, (true, predicted), titles, strict=True):
+        axes.scatter(*position[order].T, c=colours[order], s=2, linewidths=0)
         axes.set(title=title, aspect="equal")
         axes.axis("off")
     figure.tight_layout()
@@ -73,17 +73,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="settings, as key=value")
-    parser.add_argument("--keep", type=Path, help="keep the placed slice as this h5ad")
-    parser.add_argument("--placed", type=Path, help="draw an h5ad that was kept")
+    parser.add_argument("--keep", type=Path, help="keep the predicted slice as this h5ad")
+    parser.add_argument("--predicted", type=Path, help="draw an h5ad that was kept")
     arguments = parser.parse_args()
     pairs = [pair.partition("=")[::2] for pair in arguments.set]
     arguments.set = {key: json.loads(value) for key, value in pairs}
-    if arguments.placed:
+    if arguments.predicted:
         import anndata
 
-        cells = anndata.read_h5ad(arguments.placed)
+        cells = anndata.read_h5ad(arguments.predicted)
     else:
-        cells = placed_slice(arguments)
+        cells = predicted_slice(arguments)
     if arguments.keep:
         cells.write_h5ad(arguments.keep)
     path = ROOT / "docs" / "pictures" / "reconstructed.png"

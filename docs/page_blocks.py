@@ -40,9 +40,9 @@ def changed(page: str, changes: Mapping[str, str]) -> str:
 
 def blocks(page: str) -> Iterator[Block]:
     """Yield the blocks of a page in order."""
-    for found in FENCE.finditer(page):
-        line = page.count("\n", 0, found.start("text")) + 1
-        yield Block(found["language"], found["text"], line, found["why"])
+    for match in FENCE.finditer(page):
+        line = page.count("\n", 0, match.start("text")) + 1
+        yield Block(match["language"], match["text"], line, match["why"])
 
 
 def shell_lines(text: str) -> Iterator[list[str]]:

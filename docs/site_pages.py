@@ -33,7 +33,7 @@ KERNELS = "_kernel"
 
 
 def as_page(text: str) -> str:
-    """Turn the links of a file of the root into links of the site."""
+    """Make the links of a file of the root links of the site."""
     text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
     for name, page in PAGES.items():
         text = text.replace(f"]({name}", f"]({page}")
@@ -55,7 +55,7 @@ def reference(title: str, modules: list[str]) -> str:
 
 
 def generated_pages() -> dict[str, str]:
-    """Return every generated page by its place in the site."""
+    """Return every generated page by its path in the site."""
     pages = {page: as_page((ROOT / name).read_text("utf-8")) for name, page in PAGES.items()}
     for package, title in PACKAGES.items():
         pages[f"reference/{package}.md"] = reference(title, modules_of(package))
@@ -68,6 +68,11 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages to those of the folder (called by mkdocs)."""
     from mkdocs.structure.files import File
 
-    for place, text in generated_pages().items():
-        files.append(File.generated(config, place, content=text))
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Make links to the README links to the first page (called by mkdocs)."""
+    return markdown.replace("](../README.md", "](index.md")

@@ -111,8 +111,8 @@ CONTRACT = {
         "input_data": "required unless --num_cells is given",
         "num_cells": "as many as the input has",
         "num_slices": "1",
-        "reference": "centred places",
-        "landmarks": "centred places",
+        "reference": "centred positions",
+        "landmarks": "centred positions",
         "frame_scale": "off",
         "sample_mode": None,
         "num_steps": AS_TRAINED,
@@ -277,13 +277,13 @@ def test_config_yaml_of_the_working_folder_is_read_unless_another_is_named(tmp_p
 )
 def test_a_flag_reaches_its_setting(arguments, path, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = parse_arguments(["train", *arguments.split()]).config
+    result = parse_arguments(["train", *arguments.split()]).config
     for name in path.split("."):
-        found = getattr(found, name)
-    assert found == value
+        result = getattr(result, name)
+    assert result == value
 
 
-def test_skip_flags_turn_the_steps_off(tmp_path, monkeypatch):
+def test_skip_flags_switch_the_steps_off(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = parse_arguments(["preprocess", "--input_dir", "a", "--output_dir", "b", "--skip_scale"])
     assert not call.config.data.preprocessing.scale

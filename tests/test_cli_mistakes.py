@@ -38,6 +38,7 @@ MISTAKES = {
     "train --seed -3": "--seed",
     "sample --checkpoint a --input_data b --reference c --landmarks d": "not allowed with",
     "sample --checkpoint a --input_data b --frame_scale": "--frame_scale: counts with",
+    "sample --checkpoint a --num_cells 9 --product estimate": "is now --estimator mean",
     "sample --checkpoint a": "give --input_data, or --num_cells",
     "sample --checkpoint a --input_data b --num_cells 9": "not allowed with",
     "sample --checkpoint a --num_cells 1": "--num_cells: expected a whole number of at least 2",

@@ -117,17 +117,17 @@ def cells_of(data: Path) -> dict[str, np.ndarray]:
 
 def test_every_cell_has_one_row_in_the_order_of_its_number(run, checkpoint, data):
     status, said = run(checkpoint)
-    found, cells = read("embeddings.npz"), cells_of(data)
+    result, cells = read("embeddings.npz"), cells_of(data)
     assert status == 0
-    assert json.loads(said)["shape"] == list(found["embedding"].shape) == [210, WIDTH]
-    assert found["embedding"].dtype == np.float32
-    assert found["cell_id"].tolist() == list(range(210))
+    assert json.loads(said)["shape"] == list(result["embedding"].shape) == [210, WIDTH]
+    assert result["embedding"].dtype == np.float32
+    assert result["cell_id"].tolist() == list(range(210))
     for name in ("cell_id", "obs_name", "slice_id", "cell_type", "split"):
-        assert np.array_equal(found[name], cells[name]), name
+        assert np.array_equal(result[name], cells[name]), name
     metadata = json.loads((data / "metadata.json").read_text())
-    assert found["slice_names"] == [record["name"] for record in metadata["slices"]]
-    assert found["cell_type_names"] == metadata["cell_types"]
-    assert (found["split_names"], found["extract_mode"]) == (SPLITS, "encoder")
+    assert result["slice_names"] == [record["name"] for record in metadata["slices"]]
+    assert result["cell_type_names"] == metadata["cell_types"]
+    assert (result["split_names"], result["extract_mode"]) == (SPLITS, "encoder")
 
 
 def test_nothing_but_the_output_is_left(run, checkpoint, tmp_path):
@@ -137,7 +137,7 @@ def test_nothing_but_the_output_is_left(run, checkpoint, tmp_path):
 
 def test_an_embedding_is_what_the_network_gives_for_the_clean_set(run, one_set, data):
     run(one_set, "--extract_mode", "all_layers", "--batch_size", 300)
-    found, cells = read("embeddings.npz")["embedding"], cells_of(data)
+    result, cells = read("embeddings.npz")["embedding"], cells_of(data)
     metadata = json.loads((data / "metadata.json").read_text())
     module, genes = load_module(one_set)
     measured = np.ones((3, len(genes)), dtype=bool)
@@ -155,7 +155,7 @@ def test_an_embedding_is_what_the_network_gives_for_the_clean_set(run, one_set, 
         )
         wanted = torch.stack(prediction.aux.hidden_states, dim=2)[0].detach().numpy()
         assert wanted.shape[1:] == (LAYERS + 1, WIDTH)
-        np.testing.assert_allclose(found[here], wanted, atol=1e-5)
+        np.testing.assert_allclose(result[here], wanted, atol=1e-5)
 
 
 def test_all_layers_begins_with_the_encoder_and_ends_with_the_transformer(run, checkpoint):

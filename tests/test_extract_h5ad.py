@@ -79,8 +79,10 @@ def test_each_cell_keeps_its_row_and_has_the_embedding_of_its_slice(
     np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
     for number, name in enumerate(["one", "two"]):
         rows = np.flatnonzero(after.obs["slice_id"] == name)
-        found = after.obsm["X_alphastomics"][rows]
-        np.testing.assert_allclose(found, expected(checkpoint, two_slices, mode, number), atol=1e-5)
+        result = after.obsm["X_alphastomics"][rows]
+        np.testing.assert_allclose(
+            result, expected(checkpoint, two_slices, mode, number), atol=1e-5
+        )
 
 
 def test_a_file_read_in_ranges_is_normalised_as_one_read_whole(checkpoint, two_slices, monkeypatch):
@@ -106,9 +108,9 @@ def test_ranges_and_columnwise_files_give_every_cell_its_row(
         status, _ = run("--input_data", source, "--output", f"{source.stem}_out.h5ad")
         assert status == 0
     one, two = (anndata.read_h5ad(f"{n}_out.h5ad") for n in ("both", "columns"))
-    found = one.obsm["X_alphastomics"]
-    assert len(np.unique(found, axis=0)) == one.n_obs
-    np.testing.assert_allclose(found, two.obsm["X_alphastomics"], atol=1e-6)
+    result = one.obsm["X_alphastomics"]
+    assert len(np.unique(result, axis=0)) == one.n_obs
+    np.testing.assert_allclose(result, two.obsm["X_alphastomics"], atol=1e-6)
 
 
 def test_all_layers_have_a_matrix_each_and_replace_what_was_there(run, two_slices):
@@ -131,26 +133,28 @@ def test_all_layers_have_a_matrix_each_and_replace_what_was_there(run, two_slice
 def test_a_processed_folder_becomes_an_h5ad_with_its_labels(run, data):
     for kind in ("npz", "h5ad"):
         assert run("--data_dir", data, "--format", kind)[0] == 0
-    made = anndata.read_h5ad("embeddings.h5ad")
+    generated = anndata.read_h5ad("embeddings.h5ad")
     with np.load("embeddings.npz") as plain:
-        np.testing.assert_array_equal(made.obsm["X_alphastomics"], plain["embedding"])
-        assert list(made.obs_names) == plain["obs_name"].tolist()
-        assert made.obs["slice_id"].tolist() == plain["slice_names"][plain["slice_id"]].tolist()
-        assert made.obs["split"].tolist() == plain["split_names"][plain["split"]].tolist()
+        np.testing.assert_array_equal(generated.obsm["X_alphastomics"], plain["embedding"])
+        assert list(generated.obs_names) == plain["obs_name"].tolist()
+        assert (
+            generated.obs["slice_id"].tolist() == plain["slice_names"][plain["slice_id"]].tolist()
+        )
+        assert generated.obs["split"].tolist() == plain["split_names"][plain["split"]].tolist()
 
 
 def test_dissociated_cells_are_embedded_by_expression_alone(run, two_slices, tmp_path):
     data = anndata.read_h5ad(two_slices)
-    made = []
+    generated = []
     for name, shift in (("near.h5ad", 0.0), ("far.h5ad", 100.0)):
         data.obsm["elsewhere"] = data.obsm.pop("spatial") if shift == 0 else np.ones((len(data), 2))
         data.write_h5ad(tmp_path / name)
         assert run("--input_data", name)[0] == 0
-        made.append(anndata.read_h5ad(tmp_path / f"{name[:-5]}_embedded.h5ad"))
-    found = made[0].obsm["X_alphastomics"]
-    assert np.isfinite(found).all()
-    assert np.ptp(found, axis=0).max() > 0
-    np.testing.assert_array_equal(found, made[1].obsm["X_alphastomics"])
+        generated.append(anndata.read_h5ad(tmp_path / f"{name[:-5]}_embedded.h5ad"))
+    result = generated[0].obsm["X_alphastomics"]
+    assert np.isfinite(result).all()
+    assert np.ptp(result, axis=0).max() > 0
+    np.testing.assert_array_equal(result, generated[1].obsm["X_alphastomics"])
 
 
 def test_a_file_that_cannot_be_embedded_gets_one_line_and_leaves_nothing(run, two_slices, tmp_path):

@@ -31,8 +31,8 @@ FILE = Path("cells.h5ad")
 )
 def test_a_flag_of_train_without_its_switch_gets_a_word(flags, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = unused_by_train(parse_arguments(["train", *flags.split()]))
-    assert found == [] if words is None else words in found[0]
+    result = unused_by_train(parse_arguments(["train", *flags.split()]))
+    assert result == [] if words is None else words in result[0]
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_a_flag_of_train_without_its_switch_gets_a_word(flags, words, tmp_path, 
     ],
 )
 def test_a_flag_of_sample_that_does_nothing_gets_a_word(given, mode, estimator, words):
-    found = sample_notices(given, mode, SamplingConfig(estimator=estimator), FILE)
-    assert found == [] if words is None else words in found[0]
+    result = sample_notices(given, mode, SamplingConfig(estimator=estimator), FILE)
+    assert result == [] if words is None else words in result[0]
 
 
 def test_a_flag_of_test_that_does_nothing_gets_a_word(tmp_path):

@@ -146,13 +146,13 @@ def package_of(path: Path) -> str:
 
 def imported_by(path: Path) -> set[str]:
     """Return every module that a file imports, wherever the import stands."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            result.add(node.module)
+    return result
 
 
 def own_packages(path: Path) -> set[str]:

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def five_lines(name: str) -> str:
-    found = re.search(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
+    result = re.search(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    assert result is not None
+    return result[1]
 
 
 def test_both_readmes_show_the_same_five_lines():
@@ -59,12 +59,12 @@ def cells(tmp_path: Path) -> anndata.AnnData:
 
 
 @pytest.mark.usefixtures("quick_training")
-def test_the_five_lines_place_a_tissue(cells, tmp_path, monkeypatch):
+def test_the_five_lines_predict_a_tissue(cells, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(five_lines("README.md"), names)
-    placed = names["cells"]
-    assert list(placed.obs_names) == list(cells.obs_names)
-    assert placed.obsm["spatial_pred"].shape == (80, 2)
-    assert np.isfinite(placed.obsm["spatial_pred"]).all()
-    assert (placed.obsm["spatial_std"] > 0).all()
+    predicted = names["cells"]
+    assert list(predicted.obs_names) == list(cells.obs_names)
+    assert predicted.obsm["spatial_pred"].shape == (80, 2)
+    assert np.isfinite(predicted.obsm["spatial_pred"]).all()
+    assert (predicted.obsm["spatial_std"] > 0).all()

@@ -41,7 +41,7 @@ def placing(model: AlphaSTomics, slices: list[AnnData]) -> Scores:
 
 
 @pytest.mark.parametrize("baseline", [*REGRESSORS, SMOOTHED_TREES])
-def test_by_default_an_unseen_slice_is_placed_better_than_by_a_baseline(
+def test_by_default_an_unseen_slice_is_predicted_better_than_by_a_baseline(
     placing: Scores, baseline: str
 ) -> None:
     assert placing[MODEL]["spearman_mean"] > placing[baseline]["spearman_mean"] + MARGIN

@@ -18,8 +18,8 @@ from alphastomics.io.files import partial_of
 from alphastomics.simulate import (
     DROPOUT,
     Panel,
-    draw_counts,
     is_tissue,
+    sample_counts,
     simulate,
     simulate_slice,
     type_names,
@@ -57,7 +57,7 @@ def test_a_slice_comes_as_real_data_comes():
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_the_stated_pose_takes_a_slice_into_the_body(dims: int):
+def test_the_stated_pose_takes_a_slice_into_the_volume(dims: int):
     data = simulate_slice(with_(SMALL, dims=dims), 1, 2)
     rotation, translation = (data.uns["simulation"][key] for key in ("rotation", "translation"))
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-12)
@@ -73,7 +73,7 @@ def test_every_cell_lies_in_the_tissue():
         assert is_tissue(data.obsm["body"].astype(float)).mean() > 0.99
 
 
-def test_slabs_of_a_3d_body_do_not_overlap():
+def test_slabs_of_a_3d_volume_do_not_overlap():
     z_values = [data.obsm["spatial"][:, 2] for data in simulate(with_(SMALL, dims=3), 1)]
     assert all(lower.max() <= upper.min() for lower, upper in pairwise(z_values))
 
@@ -91,7 +91,7 @@ def test_counts_are_negative_binomial_with_the_stated_dropout():
         phase=np.zeros((genes, 1)),
         amplitude=np.zeros(genes),
     )
-    counts = draw_counts(panel, np.tile(np.log(mu), (cells, 1)), default_rng(0)).astype(float)
+    counts = sample_counts(panel, np.tile(np.log(mu), (cells, 1)), default_rng(0)).astype(float)
     kept = 1 - DROPOUT * np.exp(-mu)
     second_moment = kept * (mu + mu**2 / theta + mu**2)
     np.testing.assert_allclose(counts.mean(0), kept * mu, rtol=0.02)
@@ -159,7 +159,7 @@ def distance_correlation(true: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.corrcoef(cdist(true, true).ravel(), cdist(predicted, predicted).ravel())[0, 1])
 
 
-def test_place_can_be_learnt_from_expression_on_a_held_out_slice():
+def test_position_can_be_learnt_from_expression_on_a_held_out_slice():
     settings = with_(SMALL, cells=1500, slices=3, genes=150, common_frame=True)
     below, held_out, above = simulate(settings, 11)
     seen = (below, above)
@@ -177,11 +177,11 @@ def test_place_can_be_learnt_from_expression_on_a_held_out_slice():
     assert abs(distance_correlation(true, shuffled)) < 0.1
 
 
-def test_expression_can_be_learnt_from_place_within_a_slice():
+def test_expression_can_be_learnt_from_position_within_a_slice():
     data = simulate_slice(with_(SMALL, cells=2000, genes=100), 11, 1)
-    values, place = standardised(data), data.obsm["spatial"]
+    values, position = standardised(data), data.obsm["spatial"]
     seen, hidden = np.arange(0, 1600), np.arange(1600, 2000)
-    nearest = np.argsort(cdist(place[hidden], place[seen]), axis=1)[:, :20]
+    nearest = np.argsort(cdist(position[hidden], position[seen]), axis=1)[:, :20]
     predicted = values[seen][nearest].mean(1)
     by_gene = [
         np.corrcoef(predicted[:, gene], values[hidden, gene])[0, 1]

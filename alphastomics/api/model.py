@@ -164,17 +164,17 @@ class AlphaSTomics(TrainedVerbs):
         register(adata, setup)
 
     def _common_dims(self) -> int:
-        """Check every AnnData, and that all of them are flat, or all bodies."""
-        found = {}
+        """Check every AnnData, and that all of them are 2D, or all 3D."""
+        dims_of = {}
         for name, data in self._data.items():
             setup = self._setups[name]
             if setup.position_key is None:
                 raise InputError(f"{name}: was set up without coordinates; training needs them")
             check(data, setup, name)
-            found[name] = positions(data, setup.position_key, name).shape[1]
-        if len(set(found.values())) > 1:
-            raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {found})")
-        return next(iter(found.values()))
+            dims_of[name] = positions(data, setup.position_key, name).shape[1]
+        if len(set(dims_of.values())) > 1:
+            raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
+        return next(iter(dims_of.values()))
 
     def train(
         self,
@@ -202,7 +202,7 @@ class AlphaSTomics(TrainedVerbs):
         if max_epochs is not None:
             keywords["max_epochs"] = max_epochs
         self._asked = updated(self._asked, keywords)
-        self.config = self._placed(self._asked)
+        self.config = self._with_folders(self._asked)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._preprocess(overwrite=overwrite)
         request = Request("last" if resume else None, overwrite or self._is_own_folder)
@@ -234,7 +234,7 @@ class AlphaSTomics(TrainedVerbs):
         record["history"] = self.history.to_dict("list")
         return self
 
-    def _placed(self, config: Config) -> Config:
+    def _with_folders(self, config: Config) -> Config:
         """Put the model's own folder, and the dimensions of its data, into the settings."""
         options = config.data.preprocessing.model_copy(update={"position_is_3d": self._dims == 3})
         data = config.data.model_copy(
@@ -247,9 +247,9 @@ class AlphaSTomics(TrainedVerbs):
         return config.model_copy(update={"data": data, "logging": logging})
 
     def _preprocess(self, *, overwrite: bool) -> None:
-        with tempfile.TemporaryDirectory(prefix="alphastomics-slices-") as place:
+        with tempfile.TemporaryDirectory(prefix="alphastomics-slices-") as scratch:
             # A name that stays: a processed folder knows its inputs by it.
-            slices = Path(place) / "adata"
+            slices = Path(scratch) / "adata"
             slices.mkdir()
             for number, (name, data) in enumerate(self._data.items()):
                 write_cells(slices / f"adata_{number:06d}.h5ad", data, self._setups[name])
@@ -291,13 +291,13 @@ class AlphaSTomics(TrainedVerbs):
             if known is None:
                 logger.warning(MISSING_CELLS, model.module.config.data.processed_data_dir)
         else:
-            place = self._folder / "processed"
+            processed = self._folder / "processed"
             if not self._data:
                 raise InputError("evaluate: a model that was loaded has no slices; give an AnnData")
-            if DataFolder(place).metadata().splits["test"].cells == 0:
+            if DataFolder(processed).metadata().splits["test"].cells == 0:
                 return self._held_out_scores()
-            cells = read_processed(place, model.genes, "test")
-            known = read_processed(place, model.genes, "train")
+            cells = read_processed(processed, model.genes, "test")
+            known = read_processed(processed, model.genes, "train")
         scores = evaluate(model.module, cells, known, config.sampling, config.seed.global_seed)
         model.record["scores"] = scores
         return score_frame(scores)

@@ -100,13 +100,13 @@ def plainly(act: Callable[..., Any]) -> Callable[..., Any]:
 
 def for_notebooks(cls: Class) -> Class:
     """Let all public methods of a class, and its constructor, speak to a notebook."""
-    for name, member in list(vars(cls).items()):
+    for name, attribute in list(vars(cls).items()):
         if name.startswith("_") and name != "__init__":
             continue
-        if isinstance(member, classmethod):
-            setattr(cls, name, classmethod(plainly(member.__func__)))
-        elif callable(member):
-            setattr(cls, name, plainly(member))
+        if isinstance(attribute, classmethod):
+            setattr(cls, name, classmethod(plainly(attribute.__func__)))
+        elif callable(attribute):
+            setattr(cls, name, plainly(attribute))
     return cls
 
 
@@ -141,6 +141,6 @@ def losses_of(logged: pd.DataFrame) -> pd.DataFrame:
 
 def logged_beside(path: Path) -> pd.DataFrame:
     """Find what was logged in the run that a folder, or a checkpoint, is of."""
-    folders = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
-    found = next((one.metrics for one in folders if one.exists() and one.metrics.is_file()), None)
-    return read_logged(path / "metrics.csv" if found is None else found)
+    folders = [RunFolder(folder) for folder in (path, path.parent, path.parent.parent)]
+    metrics = next((run.metrics for run in folders if run.exists() and run.metrics.is_file()), None)
+    return read_logged(path / "metrics.csv" if metrics is None else metrics)

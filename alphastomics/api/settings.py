@@ -80,10 +80,12 @@ def keyword_paths() -> dict[str, str]:
 
 def advice(name: str, known: list[str]) -> str:
     """Say what a keyword may have meant."""
-    alike = [path for path in document_fields() if path.rpartition(".")[2] == name]
-    if len(alike) > 1:
-        return f"several settings end like that: give settings={{...}} with {' or '.join(alike)}"
-    if alike and alike[0] in POSITION_KEYS:
+    candidates = [path for path in document_fields() if path.rpartition(".")[2] == name]
+    if len(candidates) > 1:
+        return (
+            f"several settings end like that: give settings={{...}} with {' or '.join(candidates)}"
+        )
+    if candidates and candidates[0] in POSITION_KEYS:
         return "data and run of a model are in its folder: give folder=..."
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else "`alphastomics config` prints all settings"

@@ -66,17 +66,17 @@ def require_anndata(adata: Any, name: str) -> AnnData:
 
 def check(adata: AnnData, setup: Setup, name: str) -> None:
     """Refuse choices that an AnnData does not have."""
-    places = {
+    required = {
         "position_key": ("obsm", setup.position_key, list(adata.obsm)),
         "cell_type_key": ("obs", setup.cell_type_key, list(adata.obs)),
         "slice_key": ("obs", setup.slice_key, list(adata.obs)),
         "layer": ("layers", setup.layer, list(adata.layers)),
     }
-    for choice, (place, key, found) in places.items():
-        if key is not None and key not in found:
-            there = ", ".join(map(str, found)) or "none"
+    for choice, (slot, key, present) in required.items():
+        if key is not None and key not in present:
+            there = ", ".join(map(str, present)) or "none"
             raise InputError(
-                f"{name}: {place}[{key!r}] is missing (there: {there}); name it with {choice}=… in "
+                f"{name}: {slot}[{key!r}] is missing (there: {there}); name it with {choice}=… in "
                 "setup_anndata"
             )
     if setup.slice_key is not None and adata.obs[setup.slice_key].isna().any():
@@ -99,15 +99,15 @@ def positions(adata: AnnData, key: str, name: str) -> np.ndarray:
 def checked_positions(values: Any, where: str) -> np.ndarray:
     """Return coordinates as an array (N, 2 or 3) of finite numbers."""
     try:
-        place = np.asarray(values, dtype=np.float64)
+        position = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: expected coordinates, which are numbers") from error
-    if place.ndim != 2 or place.shape[1] not in (2, 3):
-        raise InputError(f"{where}: has shape {place.shape}, not (cells, 2) or (cells, 3)")
-    bad = np.flatnonzero(~np.isfinite(place).all(axis=1))
+    if position.ndim != 2 or position.shape[1] not in (2, 3):
+        raise InputError(f"{where}: has shape {position.shape}, not (cells, 2) or (cells, 3)")
+    bad = np.flatnonzero(~np.isfinite(position).all(axis=1))
     if len(bad):
         raise InputError(f"{where}: has NaN or infinite coordinates (first in row {bad[0]})")
-    return place
+    return position
 
 
 def register(adata: AnnData, setup: Setup) -> None:
@@ -117,8 +117,8 @@ def register(adata: AnnData, setup: Setup) -> None:
 
 def registered(adata: AnnData) -> Setup | None:
     """Read the choices that `register` wrote; None where there are none."""
-    found = adata.uns.get(SETUP_KEY)
-    return None if found is None else from_plain(found, f"uns[{SETUP_KEY!r}]")
+    stored = adata.uns.get(SETUP_KEY)
+    return None if stored is None else from_plain(stored, f"uns[{SETUP_KEY!r}]")
 
 
 def from_plain(values: Any, where: str) -> Setup:
@@ -132,29 +132,30 @@ def from_plain(values: Any, where: str) -> Setup:
 def setup_for(adata: AnnData, config: Config) -> Setup:
     """Return the registered choices, or those of the settings."""
     options = config.data.preprocessing
-    found = registered(adata)
-    if found is None:
-        found = Setup(options.position_key, options.cell_type_key, None, None)
+    setup = registered(adata)
+    if setup is None:
+        setup = Setup(options.position_key, options.cell_type_key, None, None)
         named = "position_key" in options.model_fields_set
         if options.common_frame and not named and MEASURED_Z in adata.obsm:
-            found = replace(found, position_key=MEASURED_Z)
-    return with_slices(adata, found)
+            setup = replace(setup, position_key=MEASURED_Z)
+    return with_slices(adata, setup)
 
 
 def setup_for_use(adata: AnnData, trained: Setup) -> Setup:
     """Return the registered choices, or those of the training as far as this AnnData has them.
 
-    Cells to be placed need no coordinates, slices or types; counts must come from where they did.
+    Cells whose positions are predicted need no coordinates, slices or types; their counts must
+    come from the same slot.
     """
-    found = registered(adata)
-    if found is None:
-        found = replace(
+    setup = registered(adata)
+    if setup is None:
+        setup = replace(
             trained,
             position_key=trained.position_key if trained.position_key in adata.obsm else None,
             cell_type_key=trained.cell_type_key if trained.cell_type_key in adata.obs else None,
             slice_key=trained.slice_key if trained.slice_key in adata.obs else None,
         )
-    return with_slices(adata, found)
+    return with_slices(adata, setup)
 
 
 def with_slices(adata: AnnData, setup: Setup) -> Setup:
@@ -210,19 +211,19 @@ def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) ->
     )
 
 
-def drop_quietly(adata: AnnData, place: str, keys: list[str]) -> None:
+def drop_quietly(adata: AnnData, slot: str, keys: list[str]) -> None:
     """Take keys out of an AnnData; a view becomes an AnnData of its own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImplicitModificationWarning)
         for key in keys:
-            del getattr(adata, place)[key]
+            del getattr(adata, slot)[key]
 
 
-def put_quietly(adata: AnnData, place: str, key: str, value: Any) -> None:
+def put_quietly(adata: AnnData, slot: str, key: str, value: Any) -> None:
     """Write into an AnnData; a view becomes an AnnData of its own, which is what is wanted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImplicitModificationWarning)
-        getattr(adata, place)[key] = value
+        getattr(adata, slot)[key] = value
 
 
 @contextmanager

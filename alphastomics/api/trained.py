@@ -1,4 +1,4 @@
-"""What a trained model does: AnnData or coordinates enter; places, expression, tissue leave.
+"""What a trained model does: AnnData or coordinates enter; positions, expression, tissue leave.
 
 Each verb takes the way of the command of the same task, so that data, settings and seed decide the
 result, whichever entry point is used. Results stand under the keys that `sample` writes into files.
@@ -94,10 +94,10 @@ class TrainedVerbs:
     def predict_positions(
         self, adata: Any, *, reference: Any = None, **keywords: Any
     ) -> Float[np.ndarray, "N 2"] | Float[np.ndarray, "N 3"]:
-        """Place cells by their expression.
+        """Predict the positions of cells from their expression.
 
         Writes obsm["spatial_pred"], obsm["spatial_std"] and uns["alphastomics"]. Each slice is
-        placed by itself, centred, in the units of the training slices.
+        predicted by itself, centred, in the units of the training slices.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class TrainedVerbs:
             Cells with counts. Genes that the model lacks are left out, those that the cells lack
             count as not measured.
         reference
-            An AnnData that lies in the frame which the places shall be in, such as an atlas slice;
+            An AnnData in the frame that you want the positions in, such as an atlas slice;
             None leaves every slice centred, in a random orientation.
         **keywords
             Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
@@ -115,11 +115,11 @@ class TrainedVerbs:
         numpy.ndarray
             The coordinates, a row per cell.
         """
-        made, cells = self._predict(adata, EXPR_TO_POS.name, keywords, reference)
-        return made.position[:, : cells.dims]
+        generated, cells = self._predict(adata, EXPR_TO_POS.name, keywords, reference)
+        return generated.position[:, : cells.dims]
 
     def predict_expression(self, cells: Any, **keywords: Any) -> np.ndarray | AnnData:
-        """Say what cells express at their places, on the scale of training.
+        """Predict what cells express at their positions, on the scale of training.
 
         Parameters
         ----------
@@ -137,18 +137,18 @@ class TrainedVerbs:
         """
         if isinstance(cells, AnnData):
             return self._predict(cells, POS_TO_EXPR.name, keywords)[0].expression
-        place = checked_positions(cells, "positions")
-        require_enough(len(place), "positions")
+        position = checked_positions(cells, "positions")
+        require_enough(len(position), "positions")
         genes = self._trained().genes
         blank = replace(
-            blank_cells(Blank(len(place)), len(genes), dims=place.shape[1]),
-            position=np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
+            blank_cells(Blank(len(position)), len(genes), dims=position.shape[1]),
+            position=np.pad(position, ((0, 0), (0, 3 - position.shape[1]))),
             slice_names=[BARE_POSITIONS],
         )
         check_slices(blank, self._trained().module)
-        made = self._generate(blank, POS_TO_EXPR.name, updated(self.config, keywords))
-        data = new_anndata(replace(blank, expression=made.expression), genes)
-        put_into(data, made, blank, genes, POS_TO_EXPR.name)
+        generated = self._generate(blank, POS_TO_EXPR.name, updated(self.config, keywords))
+        data = new_anndata(replace(blank, expression=generated.expression), genes)
+        put_into(data, generated, blank, genes, POS_TO_EXPR.name)
         return data
 
     def generate(self, n: int | float, *, num_slices: int = 1, **keywords: Any) -> AnnData:
@@ -175,10 +175,10 @@ class TrainedVerbs:
                 expected = f"a whole number of at least {least}"
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
-        made = self._generate(blank, JOINT.name, updated(self.config, keywords))
-        cells, made = as_tissue(blank, made, flat=self._trained().module.flat)
+        generated = self._generate(blank, JOINT.name, updated(self.config, keywords))
+        cells, generated = as_tissue(blank, generated, planar=self._trained().module.flat)
         data = new_anndata(cells, genes)
-        put_into(data, made, cells, genes, JOINT.name)
+        put_into(data, generated, cells, genes, JOINT.name)
         return data
 
     def get_latent_representation(
@@ -209,12 +209,12 @@ class TrainedVerbs:
         with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, mode):
             rows = path.with_name("rows")
             shape = embed_cells(model.module, model.genes, path, reading, set_size, rows)
-            found = np.array(stored(rows, shape))
+            embeddings = np.array(stored(rows, shape))
         old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
         drop_quietly(adata, "obsm", old)
-        for key, values in obsm_of(found).items():
+        for key, values in obsm_of(embeddings).items():
             put_quietly(adata, "obsm", key, values)
-        return found
+        return embeddings
 
     def save(
         self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
@@ -275,21 +275,21 @@ class TrainedVerbs:
         config = updated(self.config, keywords)
         cells = self._cells(adata, config)
         frame = None if reference is None else self._frame(reference, config)
-        made = self._generate(cells, mode, config)
-        framed: list[FrameFit] = []
+        generated = self._generate(cells, mode, config)
+        frame_fits: list[FrameFit] = []
         if frame is not None:
             mirrored = self._trained().module.config.loss.reflection
-            cells, made, framed = into_frame(
-                cells, made, frame, by_name=True, scale=False, reflection=mirrored
+            cells, generated, frame_fits = into_frame(
+                cells, generated, frame, by_name=True, scale=False, reflection=mirrored
             )
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
         if "alphastomics" in adata.uns:
             scratch.uns["alphastomics"] = adata.uns["alphastomics"]
-        put_into(scratch, made, cells, self._trained().genes, mode, framed)
-        for place in ("obsm", "layers", "uns"):
-            for key, value in getattr(scratch, place).items():
-                put_quietly(adata, place, key, value)
-        return made, cells
+        put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
+        for slot in ("obsm", "layers", "uns"):
+            for key, value in getattr(scratch, slot).items():
+                put_quietly(adata, slot, key, value)
+        return generated, cells
 
     def _frame(self, reference: Any, config: Config) -> Reference:
         """Read a slice that lies in the frame."""
@@ -320,8 +320,8 @@ class TrainedVerbs:
         check(adata, setup, name)
         options = options_for(config.data.preprocessing, [setup], self._dims)
         data = config.data.model_copy(update={"preprocessing": options})
-        with tempfile.TemporaryDirectory(prefix="alphastomics-cells-") as place:
-            path = Path(place) / "adata.h5ad"
+        with tempfile.TemporaryDirectory(prefix="alphastomics-cells-") as scratch:
+            path = Path(scratch) / "adata.h5ad"
             write_cells(path, adata, setup)
             with calling(path, name):
                 yield path, config.model_copy(update={"data": data})

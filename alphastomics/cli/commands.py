@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def preprocess(call: Call) -> str:
-    """Turn slices into shards; print a summary."""
+    """Convert slices into shards; print a summary."""
     from alphastomics.preprocessing.commands import preprocess as run_preprocess
 
     summary = run_preprocess(
@@ -162,9 +162,9 @@ def test(call: Call) -> str:
         logger.warning("%s", words)
     seed(call)
     scores = run_test(call.config, **tested, output=arguments.output)
-    found: dict[str, Any] = {mode: scores[mode] for mode in TASKS if mode in scores}
-    lines = [verdict.sentence for verdict in verdicts(found)]
-    lines += ["", score_table(found), f"\nscores: {scores['output']}"]
+    scores_by_task: dict[str, Any] = {mode: scores[mode] for mode in TASKS if mode in scores}
+    lines = [verdict.sentence for verdict in verdicts(scores_by_task)]
+    lines += ["", score_table(scores_by_task), f"\nscores: {scores['output']}"]
     if not arguments.no_report:
         from alphastomics.report.commands import report_of_test
 

@@ -90,7 +90,7 @@ def summary(folder: Path, checkpoint: Path, scores: dict[str, Any], verdict: lis
             f"  {method:<22}" + "".join(f"{values.get(name, nan):>25.3f}" for name in names)
             for method, values in scores[task.name].items()
         ]
-    places = {
+    outputs = {
         "slices": folder / "slices",
         "processed": folder / "processed",
         "checkpoint": checkpoint,
@@ -98,4 +98,4 @@ def summary(folder: Path, checkpoint: Path, scores: dict[str, Any], verdict: lis
         "scores": folder / "scores.json",
         "report, for a browser": folder / "report.html",
     }
-    return "\n".join([*lines, *(f"{name}: {path}" for name, path in places.items())])
+    return "\n".join([*lines, *(f"{name}: {path}" for name, path in outputs.items())])

@@ -24,7 +24,7 @@ SEEDS = [
     Flag("seed", "seed.global_seed"),
     Flag("deterministic", "seed.deterministic", value=True),
 ]
-OVERWRITE = switch("overwrite", "Replace what is already in the output place.")
+OVERWRITE = switch("overwrite", "Replace what the output path already holds.")
 CHECKPOINT = path_flag(
     "checkpoint", "Trained model: a checkpoint, a run's folder or an exported one.", required=True
 )
@@ -47,7 +47,7 @@ STD = [
     Flag("workers", f"{PREPROCESSING}.workers"),
     Flag(
         "scheduler",
-        help="Address of a Dask scheduler to run on, in place of local processes.",
+        help="Address of a Dask scheduler to run on, instead of local processes.",
         default="none",
         metavar="ADDRESS",
         kind=str,
@@ -83,7 +83,7 @@ SPLIT = [
 ]
 COMMANDS = {
     "preprocess": Command(
-        "Turn a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
+        "Convert a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
         [
             *SLICE_INPUT,
             path_flag(
@@ -146,7 +146,7 @@ COMMANDS = {
             ),
             path_flag(
                 "input_data",
-                "Cells to score on, in place of the processed folder: .h5ad.",
+                "Cells to score on, instead of the processed folder: .h5ad.",
                 default="--data_dir",
             ),
             SPLIT_NAME,
@@ -179,7 +179,7 @@ COMMANDS = {
             replace(DATA_DIR, default=AS_TRAINED),
             path_flag(
                 "input_data",
-                "Cells to report on, in place of the processed folder: .h5ad.",
+                "Cells to report on, instead of the processed folder: .h5ad.",
                 default="--data_dir",
             ),
             SPLIT_NAME,
@@ -232,14 +232,14 @@ COMMANDS = {
             SPLIT_NAME,
             path_flag(
                 "reference",
-                "Slice (.h5ad) that lies in the atlas frame: return places in that frame.",
-                default="centred places",
+                "Slice (.h5ad) that lies in the atlas frame: return positions in that frame.",
+                default="centred positions",
                 excludes="frame",
             ),
             path_flag(
                 "landmarks",
-                "CSV of cell name, x, y[, z]: known places that fix the atlas frame.",
-                default="centred places",
+                "CSV of cell name, x, y[, z]: known positions that fix the atlas frame.",
+                default="centred positions",
                 excludes="frame",
             ),
             switch("frame_scale", "Let the tissue grow or shrink as a whole onto the frame."),
@@ -259,7 +259,7 @@ COMMANDS = {
             replace(DATA_DIR, excludes="data"),
             path_flag(
                 "input_data",
-                "Cells to embed, in place of the processed folder: .h5ad.",
+                "Cells to embed, instead of the processed folder: .h5ad.",
                 default="--data_dir",
                 excludes="data",
             ),

@@ -36,6 +36,10 @@ class Call:
     given: frozenset[str]
 
 
+# Values of version 0.1 that a setting no longer takes, and what to give instead.
+OLD_VALUES = {("sampling.estimator", "estimate"): "is now --estimator mean (the posterior mean)"}
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are exceptions, for the entry point to print in one line."""
 
@@ -45,7 +49,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class FlagHelp(argparse.HelpFormatter):
-    """Help that stays within 100 columns and gives long flags room."""
+    """Help that stays within 100 columns and lets long flags fit."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=100)
@@ -57,8 +61,8 @@ def build_parser() -> OneLineParser:
 
     parser = OneLineParser(
         prog="alphastomics",
-        description="Generative spatial transcriptomics: place cells in tissue, predict "
-        "expression at a place, generate tissue, embed cells.",
+        description="Generative spatial transcriptomics: predict where cells lie, predict "
+        "expression at a position, generate tissue, embed cells.",
         formatter_class=FlagHelp,
         allow_abbrev=False,
     )
@@ -144,7 +148,7 @@ def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> Call:
-    """Turn the command line into a `Call`, or raise `InputError` with one clear line."""
+    """Parse the command line into a `Call`, or raise `InputError` with one clear line."""
     parser = build_parser()
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise InputError(f"unknown command {argv[0]!r}; {_nearest(argv[0], list(COMMANDS))}")
@@ -208,6 +212,8 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
         if flag.path is None or flag.name not in arguments:
             continue
         given = getattr(arguments, flag.name)
+        if (flag.path, given) in OLD_VALUES:
+            raise InputError(f"--{flag.spellings[-1]} {given}: {OLD_VALUES[flag.path, given]}")
         value = flag.value if flag.is_switch else from_text(given, fields[flag.path])
         _put(document, flag.path, value)
         origins[flag.path] = f"--{flag.spellings[0]}"
@@ -232,8 +238,8 @@ def _config_path(command: Command, arguments: argparse.Namespace) -> Path | None
         return path
     # `config` alone prints the defaults, whatever the working folder holds.
     idle = arguments.command == "config" and "data_dir" not in arguments
-    found = command.reads_config and not idle and DEFAULT_CONFIG.is_file()
-    return DEFAULT_CONFIG if found else None
+    is_default_read = command.reads_config and not idle and DEFAULT_CONFIG.is_file()
+    return DEFAULT_CONFIG if is_default_read else None
 
 
 def from_text(text: str, field: FieldInfo) -> Any:
@@ -297,11 +303,11 @@ def _without_settings(command: Command, arguments: argparse.Namespace) -> argpar
 def _read(flag: Flag, text: Any) -> Any:
     if text is None or isinstance(text, bool) or flag.kind is None:
         return text
-    values = [_read_one(flag, part) for part in (text if flag.many else [text])]
+    values = [_read_value(flag, part) for part in (text if flag.many else [text])]
     return values if flag.many else values[0]
 
 
-def _read_one(flag: Flag, text: str) -> Any:
+def _read_value(flag: Flag, text: str) -> Any:
     assert flag.kind is not None
     refusal = f"--{flag.spellings[0]}: expected {flag.expected}, got {text!r}"
     try:

@@ -1,4 +1,4 @@
-"""What a flag and a command are: the words that `cli_flags.py` describes the interface with."""
+"""What a flag and a command are: the classes that `flags.py` describes the interface with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

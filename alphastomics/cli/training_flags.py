@@ -55,7 +55,7 @@ TRAINING = [
         f"{LAYER}.use_moe",
         value=False,
         excludes="moe",
-        help="A dense feed-forward in place of experts.",
+        help="A dense feed-forward instead of experts.",
     ),
     Flag("num_experts", f"{LAYER}.num_experts"),
     Flag("moe_top_k", f"{LAYER}.moe_top_k"),

@@ -169,14 +169,8 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         "training.max_epochs", -(-updates // per_epoch), f"{updates:,} updates for {cells:,} cells"
     )
     updates = epochs * per_epoch
-    head_seconds, most = _seconds_of_head_update(config, metadata, device), MOST_HEAD_UPDATES
-    if device.kind == "cpu":
-        most = max(round(CPU_HEAD_SECONDS / head_seconds), LEAST_HEAD_UPDATES)
-    head_updates = choose(
-        "training.position_head_updates",
-        min(_head_updates(cells), most),
-        f"for {cells:,} cells" if _head_updates(cells) <= most else "as many as a CPU can in time",
-    )
+    head_seconds = _seconds_of_head_update(config, metadata, device)
+    head_updates = choose(*_head_updates(cells, head_seconds, device))
     choose(
         "training.validate_every_n_epochs",
         1 if timed else max(epochs // VALIDATIONS, 1),
@@ -304,9 +298,16 @@ def _seconds_of_update(
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
 
 
-def _head_updates(cells: int) -> int:
+def _head_updates(cells: int, seconds: float, device: Device) -> Choice:
+    """Choose how long the position head is fitted."""
     wanted = HEAD_UPDATES * math.sqrt(max(cells / CELLS_OF_HEAD_UPDATES, 1))
-    return round(max(min(HEAD_UPDATES_PER_CELL * cells, wanted), LEAST_HEAD_UPDATES))
+    updates = round(max(min(HEAD_UPDATES_PER_CELL * cells, wanted), LEAST_HEAD_UPDATES))
+    most, reason = MOST_HEAD_UPDATES, f"for {cells:,} cells"
+    if device.kind == "cpu":
+        most = max(round(CPU_HEAD_SECONDS / seconds), LEAST_HEAD_UPDATES)
+    if updates > most:
+        updates, reason = most, "as many as there is time for"
+    return Choice("training.position_head_updates", updates, reason)
 
 
 def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) -> float:

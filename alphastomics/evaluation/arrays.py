@@ -68,11 +68,11 @@ def require_same_shape(predicted: Array, true: Array, what: str) -> None:
         )
 
 
-def require_cells(found: int, what: str, *, least: int) -> None:
+def require_cells(count: int, what: str, *, least: int) -> None:
     """Refuse a slice with fewer cells than a metric needs."""
-    if found < least:
+    if count < least:
         raise InputError(
-            f"{what}: {found} cells, but this metric needs at least {least}. "
+            f"{what}: {count} cells, but this metric needs at least {least}. "
             "Evaluate a larger slice, or leave this metric out."
         )
 
@@ -89,11 +89,11 @@ def require_finite(finite: Bool[Tensor, "N K"], what: str) -> None:
 
 
 def require_extent(true: Float[Tensor, "N D"]) -> None:
-    """Refuse a truth whose cells all lie at one place: there is nothing to predict."""
+    """Refuse a truth whose cells all lie at one position: there is nothing to predict."""
     if bool((true == true[:1]).all()):
         raise InputError(
-            f"true positions: all {len(true)} cells lie at one place, so that no prediction can be "
-            "right or wrong. Check which key holds the coordinates."
+            f"true positions: all {len(true)} cells lie at one position, so that no prediction can "
+            "be right or wrong. Check which key holds the coordinates."
         )
 
 
@@ -137,12 +137,12 @@ def in_threads(work: Callable[[int, int], T]) -> list[T]:
 
 
 def squared_distances(
-    one: Float[Tensor, "M D"], other: Float[Tensor, "N D"]
+    rows: Float[Tensor, "M D"], columns: Float[Tensor, "N D"]
 ) -> Float[Tensor, "M N"]:
     """Squared distance of every cell of `one` to every cell of `other`."""
     # Axis by axis: products of matrices lose the digits of near cells' distance.
-    total = (one[:, 0, None] - other[:, 0]).square_()
-    for axis in range(1, one.shape[1]):
-        difference = one[:, axis, None] - other[:, axis]
+    total = (rows[:, 0, None] - columns[:, 0]).square_()
+    for axis in range(1, rows.shape[1]):
+        difference = rows[:, axis, None] - columns[:, axis]
         total.addcmul_(difference, difference)
     return total

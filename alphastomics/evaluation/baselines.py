@@ -55,7 +55,7 @@ def shuffled(values: Float[Array, "N K"], generator: torch.Generator) -> Float[T
 
 
 def class_centroids(position: Float[Array, "N D"], labels: Labels) -> Float[Tensor, "N D"]:
-    """Place each cell at the true centroid of its class in this slice: an oracle for cell types."""
+    """Put each cell at the true centroid of its class in this slice: an oracle for cell types."""
     points = checked_positions(position, "positions", least=1)
     names, number = np.unique(np.asarray(labels), return_inverse=True)
     if len(number) != len(points):

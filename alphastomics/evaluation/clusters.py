@@ -47,24 +47,25 @@ def cluster_scores(predicted: Labels, true: Labels) -> ClusterScores:
     Accuracy is the share of equal labels under the best one-to-one naming of clusters (Hungarian
     matching), whatever their names.
     """
-    found, real = np.asarray(predicted), np.asarray(true)
-    if found.shape != real.shape or found.ndim != 1:
+    labels, real = np.asarray(predicted), np.asarray(true)
+    if labels.shape != real.shape or labels.ndim != 1:
         raise InputError(
-            f"labels: predicted have shape {found.shape}, true {real.shape}: give one label a cell."
+            f"labels: predicted have shape {labels.shape}, true {real.shape}: "
+            "give one label a cell."
         )
     require_cells(len(real), "labels", least=1)
     return ClusterScores(
-        float(adjusted_rand_score(real, found)),
-        float(normalized_mutual_info_score(real, found)),
-        _accuracy(found, real),
+        float(adjusted_rand_score(real, labels)),
+        float(normalized_mutual_info_score(real, labels)),
+        _accuracy(labels, real),
     )
 
 
-def _accuracy(found: ndarray, real: ndarray) -> float:
-    (_, a), (_, b) = (np.unique(labels, return_inverse=True) for labels in (found, real))
+def _accuracy(predicted: ndarray, true: ndarray) -> float:
+    (_, a), (_, b) = (np.unique(labels, return_inverse=True) for labels in (predicted, true))
     table = confusion_matrix(a, b)
     rows, columns = linear_sum_assignment(table, maximize=True)
-    return float(table[rows, columns].sum() / len(real))
+    return float(table[rows, columns].sum() / len(true))
 
 
 def clustered(

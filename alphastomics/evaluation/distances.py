@@ -74,8 +74,12 @@ def contact_scores(
         return total
 
     shares = over_blocks(counts, pair_spans(len(p), p.device), p.device)
-    found, real, both = torch.stack(shares).sum(0).tolist()
-    return ContactScores(both / found, both / real, 2 * both / (found + real))
+    predicted_contacts, true_contacts, both = torch.stack(shares).sum(0).tolist()
+    return ContactScores(
+        both / predicted_contacts,
+        both / true_contacts,
+        2 * both / (predicted_contacts + true_contacts),
+    )
 
 
 def pair_keys(position: Float[Tensor, "N D"], rows: slice) -> Int64[Tensor, "M K"]:
@@ -113,11 +117,11 @@ def _keys_that_lead(
     position: Float[Tensor, "N D"], prefix: int, shift: int, blocks: list[slice]
 ) -> Int64[Tensor, " K"]:
     """Keys whose bits from `shift` on are `prefix`."""
-    found = [torch.empty(0, dtype=torch.int64, device=position.device)]
+    keys = [torch.empty(0, dtype=torch.int64, device=position.device)]
     for rows in blocks:
         key = pair_keys(position, rows)
-        found.append(key[key >> shift == prefix])
-    return torch.cat(found)
+        keys.append(key[key >> shift == prefix])
+    return torch.cat(keys)
 
 
 def _digit_counts(

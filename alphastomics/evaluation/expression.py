@@ -121,10 +121,10 @@ def _pearson(
     x: Float[Tensor, "M K"], y: Float[Tensor, "M K"], real: Bool[Tensor, "M K"]
 ) -> Float[Tensor, " K"]:
     """Pearson r: the cosine of x - mean x and y - mean y, over the real entries of a column."""
-    flat = [_is_constant(values, real) for values in (x, y)]
+    constant = [_is_constant(values, real) for values in (x, y)]
     count = real.sum(0).clamp(min=1)
     dx, dy = (torch.where(real, values - values.sum(0) / count, 0) for values in (x, y))
-    return _ratio(dx, dy, *flat)
+    return _ratio(dx, dy, *constant)
 
 
 def _cosine(
@@ -136,14 +136,14 @@ def _cosine(
 def _ratio(
     x: Float[Tensor, "M K"],
     y: Float[Tensor, "M K"],
-    flat_x: Bool[Tensor, " K"],
-    flat_y: Bool[Tensor, " K"],
+    constant_x: Bool[Tensor, " K"],
+    constant_y: Bool[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
     """Cosine x . y / |x| |y|; 0 where x says nothing, NaN where y does not."""
     # Scaled to 1 first: squares of tiny values would vanish.
     x, y = (values / values.abs().amax(0).clamp(min=1e-300) for values in (x, y))
     cosine = (x * y).sum(0) / (x.square().sum(0) * y.square().sum(0)).sqrt()
-    return cosine.clamp(-1, 1).masked_fill(flat_x, 0).masked_fill(flat_y, torch.nan)
+    return cosine.clamp(-1, 1).masked_fill(constant_x, 0).masked_fill(constant_y, torch.nan)
 
 
 def _is_constant(values: Float[Tensor, "M K"], real: Bool[Tensor, "M K"]) -> Bool[Tensor, " K"]:

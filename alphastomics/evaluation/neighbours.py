@@ -59,18 +59,18 @@ def knn_preservation(
 
     |A_i & B_i| / max(|A_i|, |B_i|), where A_i holds the cells as near as the k-th true neighbour of
     i and B_i those as near as the k-th predicted one: k each, or more when some are equally near.
-    So no order of the cells decides a tie, and a prediction of one single place gets k / (N - 1),
-    as chance does. The mean over cells is the score.
+    So no order of the cells decides a tie, and a prediction of one single position gets
+    k / (N - 1), as chance does. The mean over cells is the score.
     """
     p, t = (side.cpu().numpy() for side in position_pair(predicted, true, least=1))
     _require_neighbours(len(t), k)
-    one, two = _reach(p, k), _reach(t, k)
+    reach_predicted, reach_true = _reach(p, k), _reach(t, k)
     # Listing the smaller of the two sets is enough: the larger one is asked by its radius.
-    first = one.size <= two.size
+    first = reach_predicted.size <= reach_true.size
     common = np.empty(len(p))
-    common[first] = _num_common(one, two, np.flatnonzero(first))
-    common[~first] = _num_common(two, one, np.flatnonzero(~first))
-    return torch.from_numpy(common / np.maximum(one.size, two.size))
+    common[first] = _num_common(reach_predicted, reach_true, np.flatnonzero(first))
+    common[~first] = _num_common(reach_true, reach_predicted, np.flatnonzero(~first))
+    return torch.from_numpy(common / np.maximum(reach_predicted.size, reach_true.size))
 
 
 def spatial_neighbours(position: Float[Array, "N D"], *, k: int) -> Int64[Tensor, "N k"]:
@@ -78,11 +78,11 @@ def spatial_neighbours(position: Float[Array, "N D"], *, k: int) -> Int64[Tensor
     points = checked_positions(position, "positions", least=1)
     _require_neighbours(len(points), k)
     at = points.cpu().numpy()
-    _, found = cKDTree(at).query(at, k=k + 1, workers=torch.get_num_threads())
-    own = found == np.arange(len(at))[:, None]
-    # Among more than k cells at one place the cell itself may be missing: then drop the last.
+    _, index = cKDTree(at).query(at, k=k + 1, workers=torch.get_num_threads())
+    own = index == np.arange(len(at))[:, None]
+    # Among more than k cells at one position the cell itself may be missing: then drop the last.
     own[:, -1] |= ~own.any(1)
-    return torch.from_numpy(found[~own].reshape(len(at), k)).to(points.device)
+    return torch.from_numpy(index[~own].reshape(len(at), k)).to(points.device)
 
 
 def morans_i(
@@ -148,15 +148,15 @@ def _reach(position: Float64[ndarray, "N D"], k: int) -> Reach:
 def _num_common(listed: Reach, other: Reach, cells: Int64[ndarray, " M"]) -> Int64[ndarray, " M"]:
     """Count the neighbours that the cells have in both, going through the lists of one."""
     common = np.zeros(len(cells), dtype=np.int64)
-    # Cells with like many neighbours together: a crowd at one place must not widen all lists.
+    # Cells with like many neighbours together: a crowd at one position must not widen all lists.
     rank = np.argsort(listed.size[cells], kind="stable")
     for part in _parts_of_bounded_size(listed.size[cells[rank]]):
         own = cells[rank[part]]
         # One more: the cell itself is in the list.
         longest = list(range(1, int(listed.size[own[-1]]) + 2))
-        gap, found = listed.tree.query(listed.tree.data[own], k=longest)
-        near = (gap <= listed.radius[own, None]) & (found != own[:, None])
-        gap = np.linalg.norm(other.tree.data[found] - other.tree.data[own][:, None], axis=2)
+        gap, index = listed.tree.query(listed.tree.data[own], k=longest)
+        near = (gap <= listed.radius[own, None]) & (index != own[:, None])
+        gap = np.linalg.norm(other.tree.data[index] - other.tree.data[own][:, None], axis=2)
         common[rank[part]] = (near & (gap <= other.radius[own, None])).sum(1)
     return common
 

@@ -118,8 +118,8 @@ class TypePair:
     def clusters(self) -> ClusterScores:
         """K-means clusters of the prediction, as many as there are types, against the types."""
         number = len(np.unique(np.asarray(self.labels)))
-        found = clustered(self.predicted, num_clusters=number, seed=self.seed)
-        return cluster_scores(found, self.labels)
+        labels = clustered(self.predicted, num_clusters=number, seed=self.seed)
+        return cluster_scores(labels, self.labels)
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class TissuePair:
     @cached_property
     def moran_pair(self) -> tuple[Float[Tensor, " G"], Float[Tensor, " G"]]:
         """Moran's I of each gene, each tissue over its own positions."""
-        one, two = (
+        predicted, true = (
             morans_i(side.expression, spatial_neighbours(side.position, k=MORAN_NEIGHBOURS))
             for side in (self.generated, self.real)
         )
-        return one, two
+        return predicted, true
 
     @cached_property
     def moran(self) -> MoranAgreement:
@@ -148,8 +148,8 @@ class TissuePair:
     @cached_property
     def codes(self) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " M"]]:
         """Types of the generated and of the real cells, as numbers."""
-        one, two = (
+        predicted, true = (
             np.searchsorted(self.typed.names, self.typed.labels_of(side.expression))
             for side in (self.generated, self.real)
         )
-        return one, two
+        return predicted, true

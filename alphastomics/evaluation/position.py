@@ -1,11 +1,11 @@
-"""Position after alignment: where cells were placed and where they lie enter, errors leave.
+"""Position after alignment: predicted and true positions enter, errors leave.
 
 The prediction is brought onto the truth by the shift and rotation Q (and scale c, where allowed)
 that minimise sum_i |c Q (p_i - mean p) - (t_i - mean t)|^2: Kabsch (1976), Umeyama (1991). Axes are
 never stretched one by one: the aspect ratio is a part of what is predicted.
 
-A tissue that is flat in 3D can be turned over through space, so that its mirror image aligns with
-or without `reflection`; give its two in-plane coordinates where handedness matters.
+A tissue that is planar in 3D can be flipped by a rotation, so that its mirror image aligns with or
+without `reflection`; give its two in-plane coordinates where handedness matters.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def procrustes(
     """Squared error left after alignment: sum |aligned - t|^2 / sum |t - mean t|^2.
 
     With scale and reflection this is scipy's `procrustes` disparity, in [0, 1]; 1 is what a
-    prediction of one single place gets. Without scale it has no upper bound.
+    prediction of one single position gets. Without scale it has no upper bound.
     """
     p, t = position_pair(predicted, true, least=2)
     require_extent(t)
@@ -77,7 +77,7 @@ def rssd(predicted: Float[Array, "N D"], true: Float[Array, "N D"]) -> float:
     """Root of the summed squared distances, as LUNA reports it: min_Q sqrt(sum_i |Q p_i - t_i|^2).
 
     Both sets are centred; Q is a rotation in space (`scipy...Rotation.align_vectors`), which lets
-    a flat tissue be turned over. It grows with the number of cells: rssd = rmsd sqrt(N). Smaller
+    a planar tissue be flipped. It grows with the number of cells: rssd = rmsd sqrt(N). Smaller
     is better; LUNA's values are for coordinates scaled to [-0.5, 0.5] on each axis.
     """
     p, t = position_pair(predicted, true, least=1)
@@ -87,7 +87,7 @@ def rssd(predicted: Float[Array, "N D"], true: Float[Array, "N D"]) -> float:
 def class_rssd(
     predicted: Float[Array, "N D"], true: Float[Array, "N D"], labels: Sequence[object] | ndarray
 ) -> float:
-    """Mean over cell classes of the RSSD of a class's own cells, each class turned by itself."""
+    """Mean over cell classes of the RSSD of a class's own cells, each class rotated by itself."""
     p, t = position_pair(predicted, true, least=1)
     p, t = p - p.mean(0), t - t.mean(0)
     _, number = np.unique(np.asarray(labels), return_inverse=True)

@@ -63,13 +63,13 @@ def spearman_by_sorting(
 
 
 def centred_ranks(ordered: Shaped[Tensor, "M N"]) -> Float64[Tensor, "M N"]:
-    """Average rank of each place of ascending rows, less the mean rank; 0 for the cell itself."""
-    place = torch.arange(ordered.shape[1], device=ordered.device).expand(ordered.shape)
+    """Average rank of each entry of ascending rows, less the mean rank; 0 for the cell itself."""
+    rank = torch.arange(ordered.shape[1], device=ordered.device).expand(ordered.shape)
     edge = torch.ones_like(ordered[:, :1], dtype=torch.bool)
     new = torch.cat([edge, ordered[:, 1:] != ordered[:, :-1]], dim=1)
-    first = torch.where(new, place, 0).cummax(1).values
+    first = torch.where(new, rank, 0).cummax(1).values
     ends = torch.cat([new[:, 1:], edge], dim=1)
-    last = torch.where(ends, place, place[0, -1]).flip(1).cummin(1).values.flip(1)
+    last = torch.where(ends, rank, rank[0, -1]).flip(1).cummin(1).values.flip(1)
     centred = (first + last).double() / 2 - ordered.shape[1] / 2
     centred[:, 0] = 0
     return centred
@@ -104,8 +104,8 @@ def _spearman_of_share(
     for start in range(share * rows, num_cells, num_shares * rows):
         # The last block reaches back rather than being shorter, so that it fits the buffers.
         first = min(start, num_cells - rows)
-        found = _spearman_of_rows(p, t, np.arange(first, first + rows), scratch)
-        rho[start : start + rows] = found[start - first :]
+        spearman = _spearman_of_rows(p, t, np.arange(first, first + rows), scratch)
+        rho[start : start + rows] = spearman[start - first :]
     return rho
 
 
@@ -126,8 +126,8 @@ def _spearman_of_rows(
         # Centred ranks add up to 0, so that only one of the two need be centred.
         np.copyto(scratch.spare, true_rank)
         # By torch: numpy's library would start threads of its own.
-        products = torch.from_numpy(scratch.spare) @ torch.from_numpy(plain)
-        return products.numpy() / (plain**2).sum()
+        covariances = torch.from_numpy(scratch.spare) @ torch.from_numpy(plain)
+        return covariances.numpy() / (plain**2).sum()
     ranks_t, ranks_p = (
         torch.from_numpy(plain).expand(true_rank.shape) if ranks is None else ranks
         for ranks in (tied_t, tied_p)
@@ -165,8 +165,8 @@ def order_rows(
 
 def _gathered(values: ndarray, order: Int64[ndarray, "M N"], out: ndarray) -> ndarray:
     """`np.take_along_axis` on rows, four times as fast."""
-    rows, index, found = map(torch.from_numpy, (values, order, out))
-    torch.gather(rows, 1, index, out=found)
+    rows, index, gathered = map(torch.from_numpy, (values, order, out))
+    torch.gather(rows, 1, index, out=gathered)
     return out
 
 

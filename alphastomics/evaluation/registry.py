@@ -319,8 +319,8 @@ TISSUE_METRICS = (
             pair.generated.expression, pair.real.expression, seed=pair.seed
         ),
         "nearest",
-        "New cells told from real ones, AUC",
-        "Can a classifier tell new from real cells? 0.5: it cannot.",
+        "New against real cells, AUC",
+        "Can a classifier separate new from real cells? 0.5: it cannot.",
         ideal=0.5,
     ),
     _error(
@@ -350,30 +350,30 @@ TISSUE_METRICS = (
 )
 CALIBRATION_METRICS = (
     Metric(
-        "spread_coverage",
-        lambda found: found.coverage,
+        "std_coverage",
+        lambda result: result.coverage,
         "unknown",
         "Truth within the samples",
         "Share of true values between the least and the largest sample.",
     ),
     Metric(
-        "spread_coverage_expected",
-        lambda found: found.expected,
+        "std_coverage_expected",
+        lambda result: result.expected,
         "unknown",
         "… expected",
         "The share that calibrated samples would have.",
     ),
     Metric(
-        "spread_error_ratio",
-        lambda found: found.error_over_std,
+        "std_error_ratio",
+        lambda result: result.error_over_std,
         "nearest",
         "Error over std",
         "1: the std is right; above: too sure.",
         bounded=False,
     ),
     _score(
-        "spread_error_spearman",
-        lambda found: found.spearman,
+        "std_error_spearman",
+        lambda result: result.spearman,
         "Std follows error",
         "Rank correlation over cells: is the std large where the error is?",
     ),

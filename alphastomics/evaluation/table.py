@@ -43,8 +43,8 @@ def bar_end(name: str, methods: Mapping[str, Mapping[str, float]]) -> float:
     """Return the value that fills a bar: 1 where that is the bound, else the largest of all."""
     if metric_named(name).bounded:
         return 1.0
-    found = [abs(values[name]) for values in methods.values() if name in values]
-    return max([value for value in found if math.isfinite(value)], default=1.0) or 1.0
+    sizes = [abs(values[name]) for values in methods.values() if name in values]
+    return max([value for value in sizes if math.isfinite(value)], default=1.0) or 1.0
 
 
 def score_table(scores: Scores) -> str:

@@ -22,17 +22,17 @@ TREES, MOST_CELLS, COMPONENTS = 100, 2000, 20  # of the classifier, and what it 
 
 
 class Tissue(NamedTuple):
-    """Cells with expression of the same genes, and places."""
+    """Cells with expression of the same genes, and positions."""
 
     expression: Float[ndarray, "N G"]
     position: Float[ndarray, "N D"]
 
 
 def type_share_distance(
-    one: Int64[ndarray, " N"], two: Int64[ndarray, " M"], *, num_types: int
+    generated: Int64[ndarray, " N"], real: Int64[ndarray, " M"], *, num_types: int
 ) -> float:
     """Total variation distance of two compositions: 0 the same, 1 without a type in common."""
-    shares = [np.bincount(codes, minlength=num_types) / len(codes) for codes in (one, two)]
+    shares = [np.bincount(codes, minlength=num_types) / len(codes) for codes in (generated, real)]
     return float(np.abs(shares[0] - shares[1]).sum() / 2)
 
 
@@ -56,19 +56,25 @@ def type_neighbour_distance(
 
     A type that is missing in the generated tissue has nothing around it, and counts as 1.
     """
-    one, two = (neighbour_types(*side, num_types=num_types) for side in (generated, real))
-    distance = np.abs(one - two).sum(1) / 2
-    distance[one.sum(1) == 0] = 1
+    generated_types, real_types = (
+        neighbour_types(*side, num_types=num_types) for side in (generated, real)
+    )
+    distance = np.abs(generated_types - real_types).sum(1) / 2
+    distance[generated_types.sum(1) == 0] = 1
     weight = np.bincount(real[0], minlength=num_types) / len(real[0])
     return float(distance @ weight)
 
 
-def gene_wasserstein(one: Float[ndarray, "N G"], two: Float[ndarray, "M G"]) -> float:
+def gene_wasserstein(generated: Float[ndarray, "N G"], real: Float[ndarray, "M G"]) -> float:
     """Wasserstein distance of each gene's values, mean over genes, in the unit of expression."""
-    return float(np.mean([wasserstein_distance(a, b) for a, b in zip(one.T, two.T, strict=True)]))
+    return float(
+        np.mean([wasserstein_distance(a, b) for a, b in zip(generated.T, real.T, strict=True)])
+    )
 
 
-def two_sample_auc(one: Float[ndarray, "N G"], two: Float[ndarray, "M G"], *, seed: int) -> float:
+def two_sample_auc(
+    generated: Float[ndarray, "N G"], real: Float[ndarray, "M G"], *, seed: int
+) -> float:
     """Area under the curve of a forest that tells two samples apart, each cell by other trees.
 
     0.5: it cannot; 1: it always can. It sees 20 principal components of both: by single genes it
@@ -77,8 +83,10 @@ def two_sample_auc(one: Float[ndarray, "N G"], two: Float[ndarray, "M G"], *, se
     as many of each, are looked at.
     """
     random = np.random.default_rng(seed)
-    size = min(len(one), len(two), MOST_CELLS)
-    both = np.concatenate([side[random.permutation(len(side))[:size]] for side in (one, two)])
+    size = min(len(generated), len(real), MOST_CELLS)
+    both = np.concatenate(
+        [side[random.permutation(len(side))[:size]] for side in (generated, real)]
+    )
     which = np.repeat([0, 1], size)
     shown = PCA(min(COMPONENTS, *both.shape), random_state=seed).fit_transform(both)
     forest = RandomForestClassifier(
@@ -94,7 +102,7 @@ def measured_part(tissue: Tissue, measured: Bool[ndarray, " G"]) -> Tissue:
 
 
 def shuffled_positions(tissue: Tissue, generator: torch.Generator) -> Tissue:
-    """Give each cell the place of another: the right cells in no order."""
+    """Give each cell the position of another: the right cells in no order."""
     order = torch.randperm(len(tissue.position), generator=generator).numpy()
     return Tissue(tissue.expression, tissue.position[order])
 

@@ -11,7 +11,7 @@ Methods = Mapping[str, Mapping[str, float]]
 # Differences smaller than this are noise.
 MARGIN = 0.005
 AT_CHANCE = 0.03
-GOOD_AUC, TOLD_APART = 0.7, 0.9
+GOOD_AUC, SEPARABLE_AUC = 0.7, 0.9
 
 
 # What the metrics that judge are called in a sentence.
@@ -77,10 +77,10 @@ def _judge_tissue(methods: Methods) -> Verdict:
     shown += "" if best is None else f" (other real cells {real[best]:.2f})"
     if ours < GOOD_AUC:
         grade, rest = "good", "good"
-    elif ours < TOLD_APART:
-        grade, rest = "told apart in part", "usable for simulations, not as data"
+    elif ours < SEPARABLE_AUC:
+        grade, rest = "partly separable", "usable for simulations, not as data"
     else:
-        grade, rest = "told apart", "not yet like real cells: do not use it as data"
+        grade, rest = "separable", "not yet like real cells: do not use it as data"
     return Verdict(
         JOINT.name, ours, best, None if best is None else real[best], grade, f"{shown}: {rest}"
     )

@@ -21,12 +21,12 @@ def write_npz(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, column in {"embedding": rows, **content}.items():
             array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
-            write_member(archive, f"{name}.npy", array)
+            write_entry(archive, f"{name}.npy", array)
 
 
-def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+def write_entry(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
     """Add an array to a zip, block by block."""
-    # A member opened by its name has a fixed date: the same cells give the same bytes.
+    # An entry opened by its name has a fixed date: the same cells give the same bytes.
     with archive.open(name, "w", force_zip64=True) as file:
         header = np.lib.format.header_data_from_array_1_0(array)
         np.lib.format.write_array_header_1_0(file, header)

@@ -43,7 +43,7 @@ class Request(NamedTuple):
     checkpoint
         Checkpoint of a trained model.
     input_data
-        An .h5ad file to embed, in place of the processed folder.
+        An .h5ad file to embed, instead of the processed folder.
     given
         Names of the flags that the caller gave.
     overwrite
@@ -84,13 +84,13 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
     batch_size = config.training.batch_size if "batch_size" in request.given else None
     loaders = make_loaders(module.config, metadata, config, batch_size, device)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-        drawn, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
+        unordered, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
         mode = config.extract.mode
         if mode == "encoder":
             module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
-        shape, labels = embed_cells(module.to(device), mode, loaders, counts, drawn)
+        shape, labels = embed_cells(module.to(device), mode, loaders, counts, unordered)
         order = np.argsort(labels.cell_id, kind="stable")
-        sort_rows(drawn, ordered, shape, order)
+        sort_rows(unordered, ordered, shape, order)
         labels = labels.take(order)
         require_space(output.parent, ordered.stat().st_size + LABEL_BYTES * shape[0])
         verify = config.data.loading.verify_checksums
@@ -159,7 +159,7 @@ def cells_to_embed(metadata: Metadata, limit: int | None, where: str) -> list[in
     if total == 0:
         raise InputError(f"{where}: has no cells; preprocess slices that have some")
     limit = total if limit is None else min(limit, total)
-    ends = [limit * sum(totals[: place + 1]) // total for place in range(len(totals))]
+    ends = [limit * sum(totals[: index + 1]) // total for index in range(len(totals))]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -193,18 +193,20 @@ def make_loaders(
 
 @torch.inference_mode()
 def embedding(
-    module: AlphaSTomicsModule, batch: DataHolder, mode: ExtractMode, *, placed: bool = True
+    module: AlphaSTomicsModule, batch: DataHolder, mode: ExtractMode, *, has_position: bool = True
 ) -> Float[Tensor, "B N D"] | Float[Tensor, "B N L D"]:
     """Return the hidden states of clean cells: both modalities at time 0, nothing drawn.
 
-    Cells that are not `placed` have positions at the time of pure noise, all at its mean.
+    Cells without a position have it at the time of pure noise, all at its mean.
 
     `encoder` is what enters the first layer, `transformer` what leaves the last, and `all_layers`
     all of them in a row: L is the number of layers + 1.
     """
     times = torch.zeros(len(batch.node_mask), 2, dtype=torch.int64, device=batch.node_mask.device)
-    position = module.inner_positions(batch, None) if placed else torch.zeros_like(batch.positions)
-    if not placed:
+    position = (
+        module.inner_positions(batch, None) if has_position else torch.zeros_like(batch.positions)
+    )
+    if not has_position:
         times[:, 1] = module.noise_model.num_timesteps
     prediction = module.average(
         batch.expression,
@@ -225,25 +227,25 @@ def embed_cells(
     mode: ExtractMode,
     loaders: Sequence[BatchLoader],
     counts: Sequence[int],
-    drawn: Path,
+    unordered: Path,
 ) -> tuple[tuple[int, ...], Labels]:
     """Append the embeddings of cells to a file as they are drawn; return its shape and labels.
 
     The first `counts` cells that each split draws are kept; no set is drawn after them.
     """
-    found: list[Labels] = []
+    parts_of_labels: list[Labels] = []
     width: tuple[int, ...] = ()
-    with track("extract", sum(counts), "cells") as advance, drawn.open("wb") as file:
+    with track("extract", sum(counts), "cells") as advance, unordered.open("wb") as file:
         for split, (loader, count) in enumerate(zip(loaders, counts, strict=True)):
-            for batch, rows in drawn_rows(loader, count):
+            for batch, rows in rows_to_keep(loader, count):
                 values = embedding(module, batch.to(module.device), mode).cpu()
                 kept = values[batch.node_mask][: len(rows)].float().numpy()
                 require_finite_rows(kept)
                 file.write(kept.tobytes())
                 width = kept.shape[1:]
-                found.append(labels_of(batch, rows, split))
+                parts_of_labels.append(labels_of(batch, rows, split))
                 advance(len(rows))
-    labels = Labels(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    labels = Labels(*(np.concatenate(parts) for parts in zip(*parts_of_labels, strict=True)))
     assert len(np.unique(labels.cell_id)) == sum(counts), "a cell was drawn twice, or not at all"
     return (sum(counts), *width), labels
 
@@ -257,10 +259,10 @@ def require_finite_rows(values: np.ndarray) -> None:
         )
 
 
-def drawn_rows(
+def rows_to_keep(
     loader: BatchLoader, count: int
 ) -> Iterator[tuple[DataHolder, Int64[np.ndarray, " M"]]]:
-    """Yield batches, and which of their places hold the cells to keep, until `count` are found."""
+    """Yield batches, and which of their rows hold the cells to keep, until `count` are found."""
     left = count
     if not left:
         return
@@ -274,7 +276,7 @@ def drawn_rows(
 
 
 def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> Labels:
-    """Return the labels of the cells at some places of a batch."""
+    """Return the labels of the cells in some rows of a batch."""
     return Labels(
         batch.cell_id.flatten().numpy()[rows],
         batch.slice_id.flatten().numpy()[rows].astype(np.int32),
@@ -290,15 +292,15 @@ def stored(path: Path, shape: tuple[int, ...]) -> Float32[np.ndarray, "N *L D"]:
 
 
 def sort_rows(
-    drawn: Path, ordered: Path, shape: tuple[int, ...], order: Int64[np.ndarray, " N"]
+    unordered: Path, ordered: Path, shape: tuple[int, ...], order: Int64[np.ndarray, " N"]
 ) -> None:
     """Write the rows of a file to another in the order given, and remove the first."""
-    rows = stored(drawn, shape)
+    rows = stored(unordered, shape)
     # Written, not mapped: a full disk is then an error that says so, and not a dead process.
     with ordered.open("wb") as file:
         for start in range(0, len(order), BLOCK_ROWS):
             file.write(np.asarray(rows[order[start : start + BLOCK_ROWS]]).tobytes())
-    drawn.unlink()
+    unordered.unlink()
 
 
 def cell_names(
@@ -308,11 +310,11 @@ def cell_names(
     names = [""] * len(cell_id)
     for split in SPLITS:
         reader = ShardReader(folder, metadata, split, verify=verify)
-        for found, stored in map(reader.named_cells, reader.pieces):
-            rows = np.searchsorted(cell_id, found).clip(max=len(cell_id) - 1)
-            places = np.flatnonzero(cell_id[rows] == found)
-            wanted = stored.take(pa.array(places)).to_pylist()
-            for row, name in zip(rows[places].tolist(), wanted, strict=True):
+        for slice_number, stored in map(reader.named_cells, reader.pieces):
+            rows = np.searchsorted(cell_id, slice_number).clip(max=len(cell_id) - 1)
+            matches = np.flatnonzero(cell_id[rows] == slice_number)
+            wanted = stored.take(pa.array(matches)).to_pylist()
+            for row, name in zip(rows[matches].tolist(), wanted, strict=True):
                 names[row] = name
     return names
 

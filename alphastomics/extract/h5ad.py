@@ -156,10 +156,10 @@ def source_of(
     key = config.data.preprocessing.position_key
     with in_subprocess(path) as root:
         obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
-        cells, found = len(obs), var.names(0, len(var)).to_pylist()
+        cells, file_genes = len(obs), var.names(0, len(var)).to_pylist()
         if cells < LEAST_CELLS:
             raise InputError(f"{path}: {cells} cell(s); at least {LEAST_CELLS} are needed")
-        require_unique(found, f"{path}: var_names", "make them unique and save the file again")
+        require_unique(file_genes, f"{path}: var_names", "make them unique and save the file again")
         if "obsm" not in root:
             raise InputError(f"{path}: obsm is missing: save the file again with anndata")
         if not isinstance(root.get("obsm", getlink=True), h5py.HardLink):
@@ -170,14 +170,14 @@ def source_of(
         if not isinstance(root["obsm"], h5py.Group):
             raise InputError(f"{path}: obsm is no group: save the file again with anndata")
         positions = positions_of(path, root, key, cells)
-        alignment = align(found, genes, path)
+        alignment = align(file_genes, genes, path)
         measured = np.ones(len(genes), dtype=bool)
         measured[alignment.missing()] = False
         slices = slice_names(obs, cells) if SLICE_KEY in obs.columns else (path.stem,)
         codes = np.zeros(cells, dtype=np.int64)
         if SLICE_KEY in obs.columns:
             codes = slice_codes(obs, slices, 0, cells)
-        expression = Expression(path, root, cells, len(found))
+        expression = Expression(path, root, cells, len(file_genes))
         # By columns there are no rows to be had but all.
         whole = expression.whole() if expression.kind == "csc" else None
         first = expression.rows(0, min(cells, ROWS_AT_A_TIME)) if whole is None else whole
@@ -208,16 +208,16 @@ def positions_of(path: Path, root: Any, key: str, cells: int) -> Positions | Non
 
 
 def moments_of(source: Source) -> list[Moments]:
-    """Gather mean and spread of each gene in each slice, range by range."""
+    """Gather mean and std of each gene in each slice, range by range."""
     genes = len(source.measured)
     empty = Moments(0, np.zeros(genes), np.zeros(genes))
-    found = [empty] * source.num_slices
+    moments = [empty] * source.num_slices
     for start, stop in source.ranges():
         values, codes = source.values(start, stop), source.slice_id[start:stop]
         for number in np.unique(codes):
             part = moments_of_sparse(values[np.flatnonzero(codes == number)])
-            found[number] = merged(found[number], part)
-    return found
+            moments[number] = merged(moments[number], part)
+    return moments
 
 
 def embed_file(
@@ -233,27 +233,29 @@ def embed_file(
     width: tuple[int, ...] = ()
     with track("extract", len(source.slice_id), "cells") as advance, target.open("wb") as file:
         for start, stop in source.ranges():
-            placed = source.positions is not None
+            has_position = source.positions is not None
             position = np.zeros((stop - start, 3), np.float32)
             if source.positions is not None:
-                found = source.positions.rows(start, stop)
-                position[:, : found.shape[1]] = found
+                coordinates = source.positions.rows(start, stop)
+                position[:, : coordinates.shape[1]] = coordinates
             values, codes = source.values(start, stop), source.slice_id[start:stop]
-            made: np.ndarray | None = None
+            embeddings: np.ndarray | None = None
             for rows in sets_of(codes, set_size, stream_seed(seed, "extract", start)):
                 moment = None if moments is None else moments[codes[rows[0]]]
                 expression = standardised(values[rows], moment, source.measured)
                 batch = batch_of(expression, position[rows], source.measured)
-                hidden = embedding(module, batch.to(module.device), mode, placed=placed)[0]
+                hidden = embedding(
+                    module, batch.to(module.device), mode, has_position=has_position
+                )[0]
                 states = hidden.float().cpu().numpy()
                 require_finite_rows(states)
-                if made is None:
-                    made = np.empty((stop - start, *states.shape[1:]), np.float32)
-                made[rows] = states
+                if embeddings is None:
+                    embeddings = np.empty((stop - start, *states.shape[1:]), np.float32)
+                embeddings[rows] = states
                 advance(len(rows))
-            assert made is not None
-            width = made.shape[1:]
-            file.write(made.tobytes())
+            assert embeddings is not None
+            width = embeddings.shape[1:]
+            file.write(embeddings.tobytes())
     return (len(source.slice_id), *width)
 
 

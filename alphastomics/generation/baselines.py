@@ -152,20 +152,20 @@ def expression_baselines(
     }
     if known is None or not all(in_frame(name, known) for name in cells.slice_names):
         return methods
-    place = known.position
-    assert place is not None
+    known_position = known.position
+    assert known_position is not None
     measured = known.measured[known.slice_id]
     k = tuned_num_neighbours(*_tuning_cells(known, seed), CANDIDATES)
 
     def around(rows: np.ndarray) -> Any:
         chosen, _ = known_around(cells.slice_names[cells.slice_id[rows[0]]], known)
-        near = place[chosen], known.expression[chosen], measured[chosen]
+        near = known_position[chosen], known.expression[chosen], measured[chosen]
         return spatial_knn_mean(position[rows], *near, k=k)
 
     methods[SPATIAL_KNN] = around
     if known.common_frame and len(known.slice_names) > 1:
         methods["closest slice"] = lambda rows: closest_slice(
-            position[rows], place, known.expression, known.slice_id
+            position[rows], position, known.expression, known.slice_id
         )
     return methods
 

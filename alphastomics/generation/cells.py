@@ -54,7 +54,7 @@ class InputCells:
     position
         Coordinates in the user's units, with 0 for the height of 2D slices; None without any.
     dims
-        2 for flat slices, 3 for bodies.
+        2 for planar slices, 3 for volumes.
     slice_id, slice_names
         The slice of each cell, and the slices' names.
     names
@@ -112,7 +112,7 @@ def blank_cells(blank: Blank, num_genes: int, *, dims: int) -> InputCells:
     num_genes
         The checkpoint's genes.
     dims
-        2 lays each generated slice into the plane; 3 leaves it as a body.
+        2 lays each generated slice into the plane; 3 leaves it as a 3D volume.
     """
     require_enough(blank.num_cells, "--num_cells")
     total = blank.num_cells * blank.num_slices
@@ -135,11 +135,11 @@ def read_h5ad(
     settings = config.data.preprocessing
     with in_subprocess(path) as root:
         obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
-        cells, found = len(obs), var.names(0, len(var)).to_pylist()
+        cells, file_genes = len(obs), var.names(0, len(var)).to_pylist()
         require_enough(cells, path)
-        require_unique(found, f"{path}: var_names", "make them unique and save the file again")
-        alignment = align(found, genes, path)
-        counts = Expression(path, root, cells, len(found)).whole()
+        require_unique(file_genes, f"{path}: var_names", "make them unique and save the file again")
+        alignment = align(file_genes, genes, path)
+        counts = Expression(path, root, cells, len(file_genes)).whole()
         position = read_positions(path, root, settings.position_key, cells)
         names = obs.names(0, cells).to_pylist()
         slices = slice_names(obs, cells) if SLICE_KEY in obs.columns else (path.stem,)
@@ -221,8 +221,8 @@ def require_enough(cells: int, where: object) -> None:
         raise InputError(f"{where}: {cells} cell(s); at least {LEAST_CELLS} are needed")
 
 
-def with_enough_cells(cells: InputCells, least: int) -> InputCells:
-    """Leave out slices that are too small to be scored, and name them."""
+def with_enough_cells(cells: InputCells, least: int, what: str) -> InputCells:
+    """Leave out slices that are too small to be scored, and name them; `what` is scored."""
     sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
     kept = np.flatnonzero(sizes >= least)
     small = [cells.slice_names[number] for number in np.flatnonzero(sizes < least)]
@@ -231,8 +231,10 @@ def with_enough_cells(cells: InputCells, least: int) -> InputCells:
     shown = ", ".join(small[:SHOWN]) + (", …" if len(small) > SHOWN else "")
     if not len(kept):
         raise InputError(
-            f"test: no slice has the {least} cells that the scores need (largest {sizes.max()}); "
-            "take a larger --split, or slices with more cells"
+            f"{what}: has {sizes.sum()} cells in {len(sizes)} slice(s), the largest of "
+            f"{sizes.max()}, but a score needs a slice of at least {least} cells: score another "
+            "split (--split train or validation) or a whole slice (--input_data SLICE.h5ad), or "
+            "preprocess again with a larger test share (a smaller --train_ratio)"
         )
     logger.warning(
         "%d slices have fewer than %d cells, and are not scored: %s", len(small), least, shown
@@ -294,10 +296,10 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
 
 
 def require_split(metadata: Metadata, split: str, where: Path) -> None:
-    """Refuse a split that makes no tissue, and say what to use in its place."""
+    """Refuse a split that makes no tissue, and say what to use instead."""
     cells = metadata.splits[split].cells
     if cells < LEAST_CELLS:
-        others = [name for name, one in metadata.splits.items() if one.cells >= LEAST_CELLS]
+        others = [name for name, record in metadata.splits.items() if record.cells >= LEAST_CELLS]
         raise InputError(
             f"{where}: its {split} split has {cells} cell(s), at least {LEAST_CELLS} are needed: "
             f"give slices of your own with --input_data, or --split {' or '.join(others)}"
@@ -339,12 +341,14 @@ def read_pt(path: Path, num_genes: int) -> InputCells:
     if position is not None and position.shape not in ((cells, 2), (cells, 3)):
         raise InputError(f"{path}: positions have shape {tuple(position.shape)}, not (N, 2 or 3)")
     values = torch.zeros(cells, num_genes) if expression is None else expression.float()
-    place = None if position is None else position.detach().double().numpy()
+    coordinates = None if position is None else position.detach().double().numpy()
     return InputCells(
         values.detach().numpy(),
         np.ones((1, num_genes), dtype=bool),
-        None if place is None else np.pad(place, ((0, 0), (0, 3 - place.shape[1]))),
-        3 if place is not None and place.shape[1] == 3 else 2,
+        None
+        if coordinates is None
+        else np.pad(coordinates, ((0, 0), (0, 3 - coordinates.shape[1]))),
+        3 if coordinates is not None and coordinates.shape[1] == 3 else 2,
         np.zeros(cells, dtype=np.int64),
         [path.stem],
         [str(number) for number in range(cells)],

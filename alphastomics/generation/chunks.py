@@ -42,10 +42,10 @@ class Seam(NamedTuple):
     chunks, anchors
         How many there are.
     rms
-        Root mean square distance of an anchor in a chunk, after alignment, from its place in the
+        Root mean square distance of an anchor in a chunk, after alignment, from its position in the
         first: in the user's units; of expression, the root mean square over measured genes.
     relative
-        The same over the tissue's radius of gyration, or over the spread of its expression.
+        The same over the tissue's radius of gyration, or over the std of its expression.
     """
 
     slice_name: str
@@ -60,15 +60,15 @@ def plan_chunks(num_cells: int, max_set_size: int, seed: int) -> Plan:
     if num_cells <= max_set_size:
         return Plan(np.empty(0, np.int64), [np.arange(num_cells)])
     num_anchors = max(LEAST_ANCHORS, round(max_set_size * ANCHOR_SHARE))
-    room = max_set_size - num_anchors
-    if room < LEAST_ANCHORS:
+    capacity = max_set_size - num_anchors
+    if capacity < LEAST_ANCHORS:
         raise InputError(
             f"sampling.max_set_size ({max_set_size}): too small to cut {num_cells} cells into "
             f"chunks; expected at least {2 * LEAST_ANCHORS}"
         )
     order = np.random.default_rng(seed).permutation(num_cells)
     rest = order[num_anchors:]
-    parts = np.array_split(rest, math.ceil(len(rest) / room))
+    parts = np.array_split(rest, math.ceil(len(rest) / capacity))
     return Plan(np.sort(order[:num_anchors]), [np.sort(part) for part in parts])
 
 

@@ -41,6 +41,7 @@ from alphastomics.generation.output import (
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import write_text
+from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
@@ -50,9 +51,9 @@ logger = logging.getLogger(__name__)
 # What a module that was not trained by `train` is taken to have seen.
 DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
 
-# joint is the default: whoever forgets the mode would take new places for those of the cells.
+# joint is the default: whoever forgets the mode would take new positions for those of the cells.
 ONLY_THE_NUMBER = (
-    "sample joint: of %s only the number of cells counts; place its cells with "
+    "sample joint: of %s only the number of cells counts; predict their positions with "
     "--sample_mode expr_to_pos"
 )
 
@@ -60,7 +61,7 @@ MOST_NEW_CELLS = 10**9  # made in one go, in memory
 
 
 class FrameRequest(NamedTuple):
-    """A frame to return places in: a reference slice or landmarks, and whether sizes may change."""
+    """The frame of the output: a reference slice or landmarks, and whether sizes may change."""
 
     reference: Path | None
     landmarks: Path | None
@@ -103,7 +104,7 @@ def read_source(
     if not path.exists():
         hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
         raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
-    if path.suffix in (".h5ad", ".zarr"):
+    if path.suffix in SUFFIXES:
         return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
@@ -141,13 +142,13 @@ def sample(
 ) -> dict[str, Any]:
     """Generate cells for an input, or from nothing (`blank`), and write them.
 
-    With a `frame`, generated places are returned in it. `given` names the flags of a command line:
-    a mode that is not among them follows from the input, and those that are not used get a word.
+    With a `frame`, generated positions are returned in it. `given` names the flags of a command
+    line: a mode that is not among them follows from the input; a flag without effect is named.
     """
     mode = config.sampling.mode
     require_source(input_data, blank, mode)
     if frame is not None and not TASKS[mode].generates_position:
-        raise InputError("--reference, --landmarks: pos_to_expr generates no places; leave it out")
+        raise InputError("--reference, --landmarks: pos_to_expr has no positions; leave it out")
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
@@ -170,22 +171,22 @@ def sample(
     near = (Path(config.data.processed_data_dir), checkpoint)
     reads = TASKS[mode].reads_training_cells
     training = training_cells(module, genes, near) if reads else None
-    made = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
+    generated = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
-        cells, made = as_tissue(cells, made, flat=module.flat)
-    framed: list[FrameFit] = []
+        cells, generated = as_tissue(cells, generated, planar=module.flat)
+    frame_fits: list[FrameFit] = []
     if known is not None and frame is not None:
-        cells, made, framed = into_frame(
-            *(cells, made, known),
+        cells, generated, frame_fits = into_frame(
+            *(cells, generated, known),
             by_name=TASKS[mode].is_conditional,  # a new cell is nobody's namesake
             scale=frame.scale,
             reflection=module.config.loss.reflection,
         )
-        cells = replace(cells, position=made.position) if input_data is None else cells
+        cells = replace(cells, position=generated.position) if input_data is None else cells
     if target.suffix == ".pt":
-        write_pt(target, made, cells, framed)
+        write_pt(target, generated, cells, frame_fits)
     else:
-        write_h5ad(target, original, made, cells, genes, mode, framed)
+        write_h5ad(target, original, generated, cells, genes, mode, frame_fits)
     return summary_of(target, mode, cells)
 
 
@@ -213,7 +214,7 @@ def say_what_counts(
 
 
 def mode_for(cells: InputCells, module: AlphaSTomicsModule, mode: Mode) -> Mode:
-    """Return what a user who named no mode means: dissociated cells are placed.
+    """Return what a user who named no mode means: positions of dissociated cells.
 
     A model of one mode does what it can.
     """
@@ -235,7 +236,7 @@ def read_frame(
     if frame.landmarks is not None:
         return read_landmarks(frame.landmarks)
     assert frame.reference is not None
-    if frame.reference.suffix not in (".h5ad", ".zarr"):
+    if frame.reference.suffix not in SUFFIXES:
         raise InputError(f"{frame.reference}: expected an .h5ad file for --reference")
     cells = read_cells(frame.reference, module, genes, config, "test")
     if cells.position is None:
@@ -278,6 +279,11 @@ def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> 
         raise InputError(f"--num_cells: makes new tissue, --sample_mode joint; {mode} needs input")
 
 
+def scored_cells(input_data: Path, split: str) -> str:
+    """Name the cells that are scored: a split of a processed folder, or a file."""
+    return f"{input_data}, {split} split" if is_processed(input_data) else str(input_data)
+
+
 def test(
     config: Config, *, checkpoint: Path, input_data: Path, split: str, output: Path | None
 ) -> dict[str, Any]:
@@ -291,6 +297,7 @@ def test(
     cells = read_cells(input_data, module, genes, config, split)
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
-    scores = evaluate(module, cells, known, config.sampling, config.seed.global_seed)
+    settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)
+    scores = evaluate(module, cells, known, settings, seed, what=what)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

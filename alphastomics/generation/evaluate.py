@@ -55,27 +55,32 @@ def evaluate(
     settings: SamplingConfig,
     seed: int,
     tree_cells: int = TREE_CELLS,
+    *,
+    what: str = "the input",
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
-    `tree_cells` bounds the training cells that the slowest baselines are fitted to.
+    `tree_cells` bounds the training cells that the slowest baselines are fitted to; `what` names
+    the scored cells in a refusal.
     """
     if cells.position is None:
-        raise InputError("test: the input has no coordinates to compare with")
+        raise InputError(f"{what}: has no coordinates to compare with")
     warn_if_trained_on(cells, known)
-    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1), known)
+    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1, what), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     able = tasks_of(module.config.training.mode)
     if EXPR_TO_POS in able:
-        made = mean_and_sample(module, cells, EXPR_TO_POS.name, settings, seed)
+        generated = mean_and_sample(module, cells, EXPR_TO_POS.name, settings, seed)
         methods = {
-            MODEL: made.estimate.position.__getitem__,
-            MODEL_SAMPLE: made.sample.position.__getitem__,
+            MODEL: generated.estimate.position.__getitem__,
+            MODEL_SAMPLE: generated.sample.position.__getitem__,
             **position_baselines(cells, known, seed, tree_cells),
         }
-        found = scored(cells, methods, position_scores_of)
-        found[MODEL] |= over_slices(cells, lambda rows: position_calibration(cells, rows, made))
-        scores[EXPR_TO_POS.name] = found
+        table = scored(cells, methods, position_scores_of)
+        table[MODEL] |= over_slices(
+            cells, lambda rows: position_calibration(cells, rows, generated)
+        )
+        scores[EXPR_TO_POS.name] = table
     if POS_TO_EXPR in able:
         values = mean_and_sample(module, cells, POS_TO_EXPR.name, settings, seed, known)
         methods = {
@@ -83,12 +88,12 @@ def evaluate(
             MODEL_SAMPLE: values.sample.expression.__getitem__,
             **expression_baselines(cells, known, seed),
         }
-        found = scored(cells, methods, partial(value_scores, known=known, seed=seed))
-        found[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
-        scores[POS_TO_EXPR.name] = found
+        table = scored(cells, methods, partial(value_scores, known=known, seed=seed))
+        table[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
+        scores[POS_TO_EXPR.name] = table
     if JOINT in able:
         scores[JOINT.name] = joint_scores(module, cells, known, settings, seed)
-    return {mode: without_undefined(found) for mode, found in scores.items()}
+    return {mode: without_undefined(table) for mode, table in scores.items()}
 
 
 def warn_if_trained_on(cells: InputCells, known: InputCells | None) -> None:
@@ -129,11 +134,11 @@ def require_testable(folder: str) -> None:
         )
 
 
-def without_undefined(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def without_undefined(scores: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Leave out what has no value: JSON knows no NaN and no infinity."""
     return {
         method: {name: value for name, value in values.items() if math.isfinite(value)}
-        for method, values in found.items()
+        for method, values in scores.items()
     }
 
 
@@ -162,11 +167,11 @@ def over_slices(
 
 
 def position_scores_of(cells: InputCells, rows: np.ndarray, predicted: Any) -> dict[str, float]:
-    """Score predicted places of one slice, in the dimensions that it has."""
+    """Score predicted positions of one slice, in the dimensions that it has."""
     assert cells.position is not None
     labels = None if cells.cell_type is None else cells.cell_type[rows]
-    found = np.asarray(predicted, dtype=np.float32)[:, : cells.dims]
-    return position_scores(found, cells.position[rows, : cells.dims], labels)
+    position = np.asarray(predicted, dtype=np.float32)[:, : cells.dims]
+    return position_scores(position, cells.position[rows, : cells.dims], labels)
 
 
 def value_scores(
@@ -175,9 +180,9 @@ def value_scores(
     """Score predicted expression of one slice, and its clusters where cell types are known."""
     assert cells.position is not None
     measured = cells.measured[cells.slice_id[rows[0]]]
-    found = np.asarray(predicted, dtype=np.float32)
+    values = np.asarray(predicted, dtype=np.float32)
     scores = expression_scores(
-        torch.as_tensor(found),
+        torch.as_tensor(values),
         torch.as_tensor(cells.expression[rows]),
         torch.as_tensor(measured),
         torch.as_tensor(cells.position[rows, : cells.dims]),
@@ -189,35 +194,39 @@ def value_scores(
     genes = measured & typed.measured.all(0)
     real = (typed.expression[:, genes], typed.cell_type.astype(str)) if genes.any() else None
     # Genes that were not measured have no truth: a method could not be right about them.
-    shown = found[:, genes if genes.any() else measured]
+    shown = values[:, genes if genes.any() else measured]
     return scores | type_scores(shown, cells.cell_type[rows].astype(str), real, seed=seed)
 
 
 def position_calibration(
-    cells: InputCells, rows: np.ndarray, made: MeanAndSample
+    cells: InputCells, rows: np.ndarray, generated: MeanAndSample
 ) -> dict[str, float]:
     """Compare the std that `sample` writes with the error, in the frame of the truth."""
-    if len(made.draws) < LEAST_SAMPLES:
+    if len(generated.samples) < LEAST_SAMPLES:
         return {}
     assert cells.position is not None
     true = cells.position[rows, : cells.dims]
-    turn = {"scale": False, "reflection": True}
-    estimate = aligned(made.estimate.position[rows, : cells.dims], true, **turn)
-    draws = [aligned(draw[rows, : cells.dims], estimate, **turn) for draw in made.draws]
-    written = made.estimate.position_std[rows, : cells.dims]
-    found = envelope(torch.stack(draws).numpy())._replace(deviation=written)
-    return values_of(CALIBRATION_METRICS, calibration(estimate.numpy(), true, found))
+    rigid = {"scale": False, "reflection": True}
+    estimate = aligned(generated.estimate.position[rows, : cells.dims], true, **rigid)
+    samples = [
+        aligned(sample[rows, : cells.dims], estimate, **rigid) for sample in generated.samples
+    ]
+    written = generated.estimate.position_std[rows, : cells.dims]
+    sampled = envelope(torch.stack(samples).numpy())._replace(deviation=written)
+    return values_of(CALIBRATION_METRICS, calibration(estimate.numpy(), true, sampled))
 
 
-def value_calibration(cells: InputCells, rows: np.ndarray, made: MeanAndSample) -> dict[str, float]:
-    """Compare the spread of generated expression with its error, over the measured genes."""
-    if made.envelope.num_samples < LEAST_SAMPLES:
+def value_calibration(
+    cells: InputCells, rows: np.ndarray, generated: MeanAndSample
+) -> dict[str, float]:
+    """Compare the std of generated expression with its error, over the measured genes."""
+    if generated.envelope.num_samples < LEAST_SAMPLES:
         return {}
     genes = np.flatnonzero(cells.measured[cells.slice_id[rows[0]]])
-    low, high, deviation = (part[np.ix_(rows, genes)] for part in made.envelope[:3])
-    found = Envelope(low, high, deviation, made.envelope.num_samples)
+    low, high, deviation = (part[np.ix_(rows, genes)] for part in generated.envelope[:3])
+    sampled = Envelope(low, high, deviation, generated.envelope.num_samples)
     part = np.ix_(rows, genes)
     return values_of(
         CALIBRATION_METRICS,
-        calibration(made.estimate.expression[part], cells.expression[part], found),
+        calibration(generated.estimate.expression[part], cells.expression[part], sampled),
     )

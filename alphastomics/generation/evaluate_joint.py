@@ -45,8 +45,8 @@ def joint_scores(
     seed: int,
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
-    made = generate(module, cells, JOINT.name, settings, seed)
-    whole = Tissue(made.expression, made.position[:, : cells.dims])
+    generated = generate(module, cells, JOINT.name, settings, seed, purpose="score")
+    whole = Tissue(generated.expression, generated.position[:, : cells.dims])
     typed = cells if known is None else known
     finder = type_finder(typed, seed)
     totals: dict[str, dict[str, float]] = {}
@@ -60,14 +60,14 @@ def joint_scores(
         new |= by_chance(next(iter(others.values())), seed)
         genes = usable_genes(cells, typed, number)
         for name, tissue in new.items():
-            found = tissue_scores(
+            scores = tissue_scores(
                 measured_part(tissue, genes),
                 measured_part(compared, genes),
                 finder(genes),
                 seed=seed,
             )
             weights[name] = weights.get(name, 0.0) + len(rows)
-            for metric, value in found.items():
+            for metric, value in scores.items():
                 sums = totals.setdefault(name, {})
                 sums[metric] = sums.get(metric, 0.0) + value * len(rows)
     return {
@@ -79,20 +79,20 @@ def joint_scores(
 def type_finder(typed: InputCells, seed: int) -> Callable[[Bool[np.ndarray, " G"]], TypedCells]:
     """Return a way to the typed cells by some genes, which are looked at once for each panel."""
     types = types_of(typed, seed)
-    made: dict[bytes, TypedCells] = {}
+    known_types: dict[bytes, TypedCells] = {}
 
-    def found(genes: Bool[np.ndarray, " G"]) -> TypedCells:
+    def types_for(genes: Bool[np.ndarray, " G"]) -> TypedCells:
         key = genes.tobytes()
-        if key not in made:
+        if key not in known_types:
             k = min(NEIGHBOURS, len(types))
-            made[key] = TypedCells(typed.expression[:, genes], types, k=k, seed=seed)
-        return made[key]
+            known_types[key] = TypedCells(typed.expression[:, genes], types, k=k, seed=seed)
+        return known_types[key]
 
-    return found
+    return types_for
 
 
 def types_of(cells: InputCells, seed: int) -> np.ndarray:
-    """Return cell types, or clusters in their place."""
+    """Return cell types, or clusters instead."""
     if cells.cell_type is not None:
         return cells.cell_type.astype(str)
     number = min(NUM_CLUSTERS, len(cells.names))
@@ -117,30 +117,30 @@ def references(
     """Return the real tissue to compare with, and real tissues of other cells."""
     random = np.random.default_rng(stream_seed(seed, "yardstick", number))
     rows = cells.rows_of(number)
-    found: dict[str, Tissue] = {}
+    tissues: dict[str, Tissue] = {}
 
     def add(name: str, source: InputCells, choose: Callable[[str], bool]) -> None:
         for other, slice_name in enumerate(source.slice_names):
             there = source.rows_of(other)
             if choose(slice_name) and len(there) > NEIGHBOURS:
                 # As many cells as the slice has: neighbours are as near as the cells are dense.
-                found[name] = tissue_of(source, random.permutation(there)[: len(rows)])
+                tissues[name] = tissue_of(source, random.permutation(there)[: len(rows)])
                 return
 
     mine = cells.slice_names[number]
     if known is not None and known.position is not None:
         add(SAME_SLICE, known, lambda name: name == mine)
     add(OTHER_SLICE, cells, lambda name: name != mine)
-    if OTHER_SLICE not in found and known is not None and known.position is not None:
+    if OTHER_SLICE not in tissues and known is not None and known.position is not None:
         add(OTHER_SLICE, known, lambda name: name != mine)
-    if found:
-        return tissue_of(cells, rows), found
+    if tissues:
+        return tissue_of(cells, rows), tissues
     halves = np.array_split(random.permutation(rows), 2)
     return tissue_of(cells, halves[0]), {OTHER_HALF: tissue_of(cells, halves[1])}
 
 
 def by_chance(real: Tissue, seed: int) -> dict[str, Tissue]:
-    """Shuffle real tissue: its places alone, or each gene by itself."""
+    """Shuffle real tissue: its positions alone, or each gene by itself."""
     generator = torch.Generator().manual_seed(seed)
     return {
         SHUFFLED: shuffled_positions(real, generator),

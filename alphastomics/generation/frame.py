@@ -1,6 +1,6 @@
-"""The atlas frame: generated places and what is known of the frame enter, places in it leave.
+"""The atlas frame: generated positions and what is known of the frame enter, positions in it leave.
 
-Generated tissue has a random frame. Some cells whose places in the frame are known
+Generated tissue has a random frame. Some cells whose positions in the frame are known
 fix it: landmarks by name, or the cells of a reference slice. Umeyama (1991): the R, c and b that
 minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrink.
 """
@@ -41,20 +41,20 @@ class Transform(NamedTuple):
     shift: Float64[np.ndarray, " 3"]
 
     def apply(self, position: Float[np.ndarray, "N 3"]) -> Float64[np.ndarray, "N 3"]:
-        """Bring places into the frame."""
+        """Bring positions into the frame."""
         return self.scale * position @ self.rotation.T + self.shift
 
-    def rotation_std(self, spread: Float[np.ndarray, "N 3"]) -> Float64[np.ndarray, "N 3"]:
-        """Bring the spread of each axis into the frame, axes taken as independent."""
-        return self.scale * np.sqrt(np.square(spread, dtype=np.float64) @ self.rotation.T**2)
+    def rotation_std(self, std: Float[np.ndarray, "N 3"]) -> Float64[np.ndarray, "N 3"]:
+        """Bring the std of each axis into the frame, axes taken as independent."""
+        return self.scale * np.sqrt(np.square(std, dtype=np.float64) @ self.rotation.T**2)
 
 
 @dataclass(frozen=True)
 class KnownPositions:
-    """Known places of some cells of a slice: which cells, and where.
+    """Known positions of some cells of a slice: which cells, and where.
 
-    Expected places lie nearer to the middle than true ones do: where they are no measure of size,
-    `radius` is that of the tissue (root mean square distance from its centre).
+    Expected positions lie nearer to the middle than true ones do: where they do not measure the
+    size, `radius` is that of the tissue (root mean square distance from its centre).
     """
 
     rows: Int64[np.ndarray, " M"]
@@ -63,7 +63,7 @@ class KnownPositions:
 
 
 class FrameFit(NamedTuple):
-    """How a slice was brought into the frame, and how well its known places were met."""
+    """How a slice was brought into the frame, and how well its known positions were met."""
 
     slice_name: str
     known: str
@@ -74,10 +74,10 @@ class FrameFit(NamedTuple):
 
 @dataclass(frozen=True)
 class Landmarks:
-    """Places of named cells, and whether the frame is a plane."""
+    """Positions of named cells, and whether the frame is a plane."""
 
     source: Path
-    place: dict[str, tuple[float, ...]]
+    positions: dict[str, tuple[float, ...]]
     dims: int
 
 
@@ -102,19 +102,19 @@ def read_landmarks(path: Path) -> Landmarks:
     if not lines:
         raise InputError(f"{path}: has no landmarks; expected lines of: cell name, x, y[, z]")
     width = len(lines[0])
-    place: dict[str, tuple[float, ...]] = {}
+    positions: dict[str, tuple[float, ...]] = {}
     for number, line in enumerate(lines, start=1):
         values = line[1:]
         if len(line) != width or width not in (3, 4) or not all(map(_is_number, values)):
             raise InputError(
                 f"{path}: landmark {number}: expected cell name, x, y[, z], with numbers for the "
-                f"place and as many columns in each line; got {','.join(line)!r}"
+                f"position and as many columns in each line; got {','.join(line)!r}"
             )
         name = line[0].strip()
-        if name in place:
-            raise InputError(f"{path}: cell {name!r} is there twice; keep one of the places")
-        place[name] = tuple(float(value) for value in values)
-    return Landmarks(path, place, width - 1)
+        if name in positions:
+            raise InputError(f"{path}: cell {name!r} is there twice; keep one of its positions")
+        positions[name] = tuple(float(value) for value in values)
+    return Landmarks(path, positions, width - 1)
 
 
 def _is_number(text: str) -> bool:
@@ -126,7 +126,7 @@ def _is_number(text: str) -> bool:
 
 def into_frame(
     cells: InputCells,
-    made: Generated,
+    generated: Generated,
     frame: Landmarks | Reference,
     *,
     by_name: bool,
@@ -150,52 +150,54 @@ def into_frame(
     """
     dims = frame.dims if isinstance(frame, Landmarks) else frame.cells.dims
     if cells.dims > dims:
-        raise InputError(f"{frame.source}: has no z, but the generated tissue is a body: add it")
-    found, kind = _known_places(cells, made, frame, by_name=by_name)
-    start, spread = made.position.astype(np.float64), made.position_std.copy()
+        raise InputError(
+            f"{frame.source}: has no z, but the generated tissue is a 3D volume: add it"
+        )
+    known_rows, kind = _known_positions(cells, generated, frame, by_name=by_name)
+    start, std = generated.position.astype(np.float64), generated.position_std.copy()
     start[:, cells.dims :] = 0
-    position = made.position.astype(np.float64)  # a frame may lie far from its origin
-    framed = []
+    position = generated.position.astype(np.float64)  # a frame may lie far from its origin
+    fits = []
     for number, name in enumerate(cells.slice_names):
         rows = cells.rows_of(number)
-        known = found[number]
+        known = known_rows[number]
         where = f"{frame.source}: slice {name}"
         _require_a_frame(known.position, where, dims, cells.dims, reflection=reflection)
         moving = start[known.rows]
         fit = fitted(moving, known, dims=dims, scale=scale, reflection=reflection, where=where)
         off = fit.apply(moving) - known.position
         rms = float(np.sqrt((off**2).sum(1).mean()))
-        framed.append(FrameFit(name, kind, len(known.rows), rms, fit))
+        fits.append(FrameFit(name, kind, len(known.rows), rms, fit))
         position[rows] = fit.apply(start[rows])
-        spread[rows] = fit.rotation_std(made.position_std[rows])
+        std[rows] = fit.rotation_std(generated.position_std[rows])
         logger.info("%s: %d %s, met to %.4g", where, len(known.rows), kind, rms)
-    made = replace(made, position=position, position_std=spread)
-    return replace(cells, dims=dims), made, framed
+    generated = replace(generated, position=position, position_std=std)
+    return replace(cells, dims=dims), generated, fits
 
 
-def _known_places(
-    cells: InputCells, made: Generated, frame: Landmarks | Reference, *, by_name: bool
+def _known_positions(
+    cells: InputCells, generated: Generated, frame: Landmarks | Reference, *, by_name: bool
 ) -> tuple[list[KnownPositions], str]:
-    """Find the known places of each slice, and say what kind they are."""
+    """Find the known positions of each slice, and say what kind they are."""
     numbers = range(len(cells.slice_names))
     if isinstance(frame, Landmarks):
         _require_names(frame, cells.names)
-        named = _named_places(cells, frame.place)
+        named = _named_positions(cells, frame.positions)
         return [named(number) for number in numbers], "landmarks"
     reference = frame.cells
     assert reference.position is not None
     own_names = not are_row_numbers(cells.names) and not are_row_numbers(reference.names)
     common = set(cells.names) & set(reference.names) if by_name and own_names else set()
     if common:
-        place = {
+        position_of = {
             name: tuple(at)
             for name, at in zip(reference.names, reference.position.tolist(), strict=True)
             if name in common
         }
-        named = _named_places(cells, place)
+        named = _named_positions(cells, position_of)
         return [named(number) for number in numbers], "cells in common"
     return [
-        expected_positions(cells, made, number, frame) for number in numbers
+        expected_positions(cells, generated, number, frame) for number in numbers
     ], "cells by expression kNN"
 
 
@@ -210,35 +212,35 @@ def are_row_numbers(names: Sequence[str]) -> bool:
 
 
 def _require_names(frame: Landmarks, names: Sequence[str]) -> None:
-    unknown = [name for name in frame.place if name not in set(names)]
+    unknown = [name for name in frame.positions if name not in set(names)]
     if unknown:
         raise InputError(
-            f"{frame.source}: {len(unknown)} of {len(frame.place)} landmarks name no cell of the "
-            f"input (first: {', '.join(map(repr, unknown[:SHOWN_NAMES]))}; the input's first cell "
-            f"is {names[0]!r})"
+            f"{frame.source}: {len(unknown)} of {len(frame.positions)} landmarks name no cell of "
+            f"the input (first: {', '.join(map(repr, unknown[:SHOWN_NAMES]))}; the input's first "
+            f"cell is {names[0]!r})"
         )
 
 
-def _named_places(
-    cells: InputCells, place: dict[str, tuple[float, ...]]
+def _named_positions(
+    cells: InputCells, position_of: dict[str, tuple[float, ...]]
 ) -> Callable[[int], KnownPositions]:
     names = np.array(cells.names, dtype=object)
 
     def of_slice(number: int) -> KnownPositions:
         rows = np.array(
-            [row for row in cells.rows_of(number) if names[row] in place], dtype=np.int64
+            [row for row in cells.rows_of(number) if names[row] in position_of], dtype=np.int64
         )
         at = np.zeros((len(rows), 3))
         for line, row in enumerate(rows):
-            found = place[names[row]]
-            at[line, : len(found)] = found
+            coordinates = position_of[names[row]]
+            at[line, : len(coordinates)] = coordinates
         return KnownPositions(rows, at)
 
     return of_slice
 
 
 def expected_positions(
-    cells: InputCells, made: Generated, number: int, frame: Reference
+    cells: InputCells, generated: Generated, number: int, frame: Reference
 ) -> KnownPositions:
     """Expect each cell where, on average, its ten nearest reference cells by expression lie."""
     reference = frame.cells
@@ -252,9 +254,11 @@ def expected_positions(
     pca = PCA(components, random_state=0).fit(known)
     tree = cKDTree(pca.transform(known))
     k = min(NEIGHBOURS, len(known))
-    _, near = tree.query(pca.transform(made.expression[rows][:, genes]), k=list(range(1, k + 1)))
-    place = reference.position.astype(np.float64)[near].mean(1)
-    return KnownPositions(rows, place, radius_of(reference.position))
+    _, near = tree.query(
+        pca.transform(generated.expression[rows][:, genes]), k=list(range(1, k + 1))
+    )
+    expected = reference.position.astype(np.float64)[near].mean(1)
+    return KnownPositions(rows, expected, radius_of(reference.position))
 
 
 def radius_of(position: Float[np.ndarray, "N K"]) -> float:
@@ -264,20 +268,26 @@ def radius_of(position: Float[np.ndarray, "N K"]) -> float:
 
 
 def _require_a_frame(
-    position: Float64[np.ndarray, "M 3"], where: str, dims: int, flat: int, *, reflection: bool
+    position: Float64[np.ndarray, "M 3"],
+    where: str,
+    dims: int,
+    generated_dims: int,
+    *,
+    reflection: bool,
 ) -> None:
-    """Refuse known places that leave the tissue free to turn."""
-    needed = 3 if flat == 3 and reflection else 2
+    """Refuse known positions that leave the tissue free to rotate."""
+    needed = 3 if generated_dims == 3 and reflection else 2
     if len(position) <= needed:
         raise InputError(
-            f"{where}: {len(position)} known place(s); at least {needed + 1} fix a frame in {dims}D"
+            f"{where}: {len(position)} known position(s); at least {needed + 1} fix a frame "
+            f"in {dims}D"
         )
-    spread = np.linalg.svd(position - position.mean(0), compute_uv=False)
-    if spread[needed - 1] <= LEAST_EXTENT * spread[0]:
-        in_line = spread[1] <= LEAST_EXTENT * spread[0]
+    extent = np.linalg.svd(position - position.mean(0), compute_uv=False)
+    if extent[needed - 1] <= LEAST_EXTENT * extent[0]:
+        in_line = extent[1] <= LEAST_EXTENT * extent[0]
         raise InputError(
-            f"{where}: its {len(position)} known places lie on one {'line' if in_line else 'plane'}"
-            "; add some beside it"
+            f"{where}: its {len(position)} known positions lie on one "
+            f"{'line' if in_line else 'plane'}; add some beside it"
         )
 
 
@@ -290,12 +300,12 @@ def fitted(
     reflection: bool,
     where: str,
 ) -> Transform:
-    """Fit the transform that brings `moving` nearest to the known places."""
+    """Fit the transform that brings `moving` nearest to the known positions."""
     centre_p, centre_q = moving.mean(0), known.position.mean(0)
     p, q = (moving - centre_p)[:, :dims], (known.position - centre_q)[:, :dims]
     power = float((p**2).sum())
     if power == 0:
-        raise InputError(f"{where}: all cells with known places were generated at one place")
+        raise InputError(f"{where}: all cells with known positions were generated at one position")
     rotation = np.eye(3)
     rotation[:dims, :dims] = best_rotation(
         torch.from_numpy(p), torch.from_numpy(q), reflection=reflection

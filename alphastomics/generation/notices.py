@@ -4,32 +4,33 @@ from collections.abc import Collection
 from pathlib import Path
 
 from alphastomics.config import Mode, SamplingConfig
+from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.tasks import TASKS
 
 
 def is_processed(source: Path) -> bool:
     """Tell a processed folder from a file of cells, or a Zarr store."""
-    return source.is_dir() and source.suffix != ".zarr"
+    return source.is_dir() and source.suffix not in SUFFIXES
 
 
 def sample_notices(
     given: Collection[str], mode: Mode, settings: SamplingConfig, source: Path | None
 ) -> list[str]:
     """Say which flags of `sample` do nothing in this call."""
-    found = []
+    notices = []
     if not TASKS[mode].is_conditional:
         unused = [name for name in ("estimator", "num_samples") if name in given]
-        found += [f"--{name}: joint makes one sample, without a std: not used" for name in unused]
+        notices += [f"--{name}: joint makes one sample, without a std: not used" for name in unused]
     elif settings.estimator == "mean":
         unused = [f"--{name}" for name in ("num_steps", "sampler") if name in given]
         if unused:
-            found.append(
+            notices.append(
                 f"{', '.join(unused)}: the estimate is one network call from each start; they "
                 "count for the std alone. Add --estimator sample for a sample"
             )
     if "split" in given and (source is None or not is_processed(source)):
-        found.append("--split: counts with a processed folder: not used")
-    return found
+        notices.append("--split: counts with a processed folder: not used")
+    return notices
 
 
 def score_notices(given: Collection[str], source: Path) -> list[str]:

@@ -32,8 +32,8 @@ POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY = (
 # Coverage of three models was 0.1 to 1.3 % where 60 % were expected: see docs/sampling.md.
 UNCALIBRATED = (
     f"{STD_KEY} is not calibrated: it is far smaller than the true error, and no confidence "
-    "interval; use it to rank cells at most. `alphastomics test` measures it (spread_coverage, "
-    "spread_error_ratio)"
+    "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "
+    "std_error_ratio)"
 )
 
 
@@ -48,19 +48,21 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
     require_writable_target(path)
 
 
-def write_pt(path: Path, made: Generated, cells: InputCells, framed: Sequence[FrameFit]) -> None:
+def write_pt(
+    path: Path, generated: Generated, cells: InputCells, frame_fits: Sequence[FrameFit]
+) -> None:
     """Write tensors and plain data."""
     content: dict[str, Any] = {
-        "expression": torch.tensor(made.expression),
-        "expression_std": torch.tensor(made.expression_std),
-        "positions": torch.tensor(made.position[:, : cells.dims]),
-        "positions_std": torch.tensor(made.position_std[:, : cells.dims]),
+        "expression": torch.tensor(generated.expression),
+        "expression_std": torch.tensor(generated.expression_std),
+        "positions": torch.tensor(generated.position[:, : cells.dims]),
+        "positions_std": torch.tensor(generated.position_std[:, : cells.dims]),
         "slice_id": torch.from_numpy(cells.slice_id),
         "slice_names": cells.slice_names,
         "names": cells.names,
     }
-    if framed:
-        table = frame_table(framed)["frame"]
+    if frame_fits:
+        table = frame_table(frame_fits)["frame"]
         content["frame"] = {
             name: torch.from_numpy(column) if column.dtype != object else column.tolist()
             for name, column in table.items()
@@ -84,13 +86,13 @@ def read_original(source: Path | None) -> Any | None:
 
 def require_writable(source: Path, data: Any) -> None:
     """Refuse what anndata reads and cannot write: other programs put such things into a file."""
-    tables = {place: getattr(data, place) for place in ("obs", "var")}
-    parts = {f"{place}[{key!r}]": table[[key]] for place, table in tables.items() for key in table}
-    parts |= {f"{place}_names": table.iloc[:, :0] for place, table in tables.items()}
+    tables = {slot: getattr(data, slot) for slot in ("obs", "var")}
+    parts = {f"{slot}[{key!r}]": table[[key]] for slot, table in tables.items() for key in table}
+    parts |= {f"{slot}_names": table.iloc[:, :0] for slot, table in tables.items()}
     parts |= {f"uns[{key!r}]": {key: value} for key, value in data.uns.items()}
-    for place in ("obsm", "varm", "obsp", "varp", "layers"):
-        few = {key: first_rows(value) for key, value in getattr(data, place).items()}
-        parts |= {f"{place}[{key!r}]": {key: value} for key, value in few.items()}
+    for slot in ("obsm", "varm", "obsp", "varp", "layers"):
+        few = {key: first_rows(value) for key, value in getattr(data, slot).items()}
+        parts |= {f"{slot}[{key!r}]": {key: value} for key, value in few.items()}
     for name, value in parts.items():
         try:
             write_scratch(value)
@@ -109,25 +111,25 @@ def first_rows(value: Any) -> Any:
 def write_h5ad(
     path: Path,
     original: Any | None,
-    made: Generated,
+    generated: Generated,
     cells: InputCells,
     genes: Sequence[str],
     mode: Mode,
-    framed: Sequence[FrameFit],
+    frame_fits: Sequence[FrameFit],
 ) -> None:
     """Write the input's AnnData, or a new one, with what was generated."""
     data = new_anndata(cells, genes) if original is None else original
-    put_into(data, made, cells, genes, mode, framed)
+    put_into(data, generated, cells, genes, mode, frame_fits)
     write_file(path, data, compression=None)
 
 
 def put_into(
     data: Any,
-    made: Generated,
+    generated: Generated,
     cells: InputCells,
     genes: Sequence[str],
     mode: Mode,
-    framed: Sequence[FrameFit] = (),
+    frame_fits: Sequence[FrameFit] = (),
 ) -> None:
     """Write what was generated, and a record of it, into an AnnData, under the documented keys.
 
@@ -135,15 +137,15 @@ def put_into(
     """
     task = TASKS[mode]
     if task.generates_position:
-        data.obsm[POSITION_KEY] = made.position[:, : cells.dims]
+        data.obsm[POSITION_KEY] = generated.position[:, : cells.dims]
         if task.is_conditional:
-            data.obsm[STD_KEY] = made.position_std[:, : cells.dims]
+            data.obsm[STD_KEY] = generated.position_std[:, : cells.dims]
     if task.generates_expression:
         columns = columns_of(list(data.var_names), genes)
-        data.layers[LAYER_KEY] = spread_out(made.expression, columns, data.n_vars)
+        data.layers[LAYER_KEY] = widened(generated.expression, columns, data.n_vars)
         if task.is_conditional:
-            data.layers[LAYER_STD_KEY] = spread_out(made.expression_std, columns, data.n_vars)
-    record = {"dims": cells.dims, **seam_table(made), **frame_table(framed)}
+            data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns, data.n_vars)
+    record = {"dims": cells.dims, **seam_table(generated), **frame_table(frame_fits)}
     if task is EXPR_TO_POS:
         record |= {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
     before = data.uns.get("alphastomics", {})
@@ -154,29 +156,29 @@ def put_into(
     data.uns["alphastomics"] = {**kept, "mode": mode, "genes": names, **record, mode: record}
 
 
-def seam_table(made: Generated) -> dict[str, Any]:
+def seam_table(generated: Generated) -> dict[str, Any]:
     """Return the seams of slices that were drawn in chunks, a column each; nothing without any."""
-    if not made.seams:
+    if not generated.seams:
         return {}
-    columns = zip(*made.seams, strict=True)
+    columns = zip(*generated.seams, strict=True)
     names = np.array(next(columns), dtype=object)
     return {"seams": dict(zip(Seam._fields, [names, *map(np.array, columns)], strict=True))}
 
 
-def frame_table(framed: Sequence[FrameFit]) -> dict[str, Any]:
+def frame_table(frame_fits: Sequence[FrameFit]) -> dict[str, Any]:
     """Return how each slice was brought into the frame, a column each; nothing without any."""
-    if not framed:
+    if not frame_fits:
         return {}
-    names, known = (np.array([one[part] for one in framed], dtype=object) for part in (0, 1))
+    names, known = (np.array([fit[part] for fit in frame_fits], dtype=object) for part in (0, 1))
     return {
         "frame": {
             "slice_name": names,
             "known": known,
-            "num_known": np.array([one.num_known for one in framed]),
-            "rms": np.array([one.rms for one in framed]),
-            "rotation": np.stack([one.transform.rotation for one in framed]),
-            "scale": np.array([one.transform.scale for one in framed]),
-            "shift": np.stack([one.transform.shift for one in framed]),
+            "num_known": np.array([fit.num_known for fit in frame_fits]),
+            "rms": np.array([fit.rms for fit in frame_fits]),
+            "rotation": np.stack([fit.transform.rotation for fit in frame_fits]),
+            "scale": np.array([fit.transform.scale for fit in frame_fits]),
+            "shift": np.stack([fit.transform.shift for fit in frame_fits]),
         }
     }
 
@@ -201,11 +203,11 @@ def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
 
 def columns_of(names: Sequence[str], genes: Sequence[str]) -> list[tuple[int, int]]:
     """Pair the columns of a file with the model's genes."""
-    place = {gene: number for number, gene in enumerate(genes)}
-    return [(column, place[name]) for column, name in enumerate(names) if name in place]
+    column_of = {gene: number for number, gene in enumerate(genes)}
+    return [(column, column_of[name]) for column, name in enumerate(names) if name in column_of]
 
 
-def spread_out(values: np.ndarray, columns: list[tuple[int, int]], width: int) -> np.ndarray:
+def widened(values: np.ndarray, columns: list[tuple[int, int]], width: int) -> np.ndarray:
     """Put the model's genes into a file's columns; genes that the model does not know are NaN."""
     table = np.full((len(values), width), np.nan, dtype=np.float32)
     if columns:

@@ -1,9 +1,9 @@
-"""Drawing one slice: a trained module and a slice's cells enter, drawn cells leave.
+"""Sampling one slice: a trained module and a slice's cells enter, generated cells leave.
 
-A slice that fits is one set. A larger one is drawn in chunks that share anchors, and that start
+A slice that fits is one set. A larger one is sampled in chunks that share anchors, and that start
 from the noise of the same whole slice. Given one modality, each chunk stands for itself and is then
-turned onto the anchors of the first; in `joint` mode nothing holds two chunks together, so that
-later chunks are drawn around the anchors of the first, which are then given.
+rotated onto the anchors of the first; in `joint` mode nothing holds two chunks together, so that
+later chunks are sampled around the anchors of the first, which are then given.
 """
 
 from collections.abc import Iterator
@@ -33,26 +33,26 @@ class SliceSample(NamedTuple):
 
 
 def chunks_of(cells: InputCells, number: int, settings: SamplingConfig, seed: int) -> int:
-    """Count the chunks that a slice is drawn in."""
+    """Count the chunks that a slice is sampled in."""
     size = int((cells.slice_id == number).sum())
     return len(plan_chunks(size, settings.max_set_size, stream_seed(seed, "anchors", number)).parts)
 
 
 class SliceSampler:
-    """Draws one slice, again and again.
+    """Samples one slice, again and again.
 
     Parameters
     ----------
     module
         The trained model, on the device to use.
     cells, number
-        What is given, and which of its slices is drawn.
+        What is given, and which of its slices is sampled.
     mode
         What is generated.
     settings
         Solver and largest set.
     seed
-        Seed of all draws.
+        Seed of all samples.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class SliceSampler:
         self.name = cells.slice_names[number]
         self.task, self.solver, self.key = TASKS[mode], settings.sampler, (seed, "sample", number)
         self.device = module.position_scale.device
-        place = cells.position
-        found = np.zeros((len(rows), 3)) if place is None else place[rows]
+        position = cells.position
+        known = np.zeros((len(rows), 3)) if position is None else position[rows]
         self.whole = State(
-            *(torch.from_numpy(values)[None] for values in (cells.expression[rows], found))
+            *(torch.from_numpy(values)[None] for values in (cells.expression[rows], known))
         )
         self.measured = torch.from_numpy(cells.measured[number])
         self.plan = plan_chunks(
@@ -85,12 +85,12 @@ class SliceSampler:
             reflection=module.config.loss.reflection,
         )
 
-    def draw(self, num_steps: int, draw: int, advance: Advance) -> SliceSample:
-        """Draw the slice once; the draw's number decides which."""
-        generator = Generator().manual_seed(stream_seed(*self.key, draw))
+    def sample(self, num_steps: int, number: int, advance: Advance) -> SliceSample:
+        """Sample the slice once; `number` is the sample's index and decides its noise."""
+        generator = Generator().manual_seed(stream_seed(*self.key, number))
         if len(self.plan.parts) == 1:
             return SliceSample(
-                self.draw_set(self.whole, num_steps, generator, None, 0, advance), None
+                self.sample_set(self.whole, num_steps, generator, None, 0, advance), None
             )
         noise = self.whole_noise(generator)
         chunks: list[State] = []
@@ -102,17 +102,17 @@ class SliceSampler:
                 num_known = len(self.plan.anchors)
                 for part, first in zip(given, chunks[0], strict=True):
                     part[:, :num_known] = first[:, :num_known]
-            stream = Generator().manual_seed(stream_seed(*self.key, draw, chunk))
+            stream = Generator().manual_seed(stream_seed(*self.key, number, chunk))
             start = State(*(part[:, rows] for part in noise))
-            made = self.draw_set(given, num_steps, stream, start, num_known, advance)
-            chunks.append(self.fitted(made, chunks))
+            state = self.sample_set(given, num_steps, stream, start, num_known, advance)
+            chunks.append(self.fitted(state, chunks))
         return SliceSample(self.joined(chunks), self.seam_of(chunks))
 
     def whole_noise(self, generator: Generator) -> State:
         """Draw the noise of all cells: that which the slice would start from as one set."""
         return State(*(torch.randn(part.shape, generator=generator) for part in self.whole))
 
-    def draw_set(
+    def sample_set(
         self,
         given: State,
         num_steps: int,
@@ -123,9 +123,9 @@ class SliceSampler:
     ) -> State:
         """Draw one set on the device, and bring it back; the first `num_known` cells are given."""
         with refused_if_not_finite(self.name):
-            made = self._sampled(given, num_steps, generator, noise, num_known, advance)
-        require_finite_cells(made, self.name)
-        return made
+            state = self._sampled(given, num_steps, generator, noise, num_known, advance)
+        require_finite_cells(state, self.name)
+        return state
 
     def _sampled(
         self,
@@ -138,7 +138,7 @@ class SliceSampler:
     ) -> State:
         """Call the sampler."""
         shape = given.expression.shape
-        made = self.sampler.sample(
+        state = self.sampler.sample(
             given.expression.to(self.device),
             given.position.to(self.device),
             torch.ones(shape[:2], dtype=torch.bool, device=self.device),
@@ -152,7 +152,7 @@ class SliceSampler:
             # Chunks would keep the smoothed expression of a whole large slice.
             cache=self.cache if len(self.plan.parts) == 1 else None,
         )
-        return State(*(part.cpu() for part in made))
+        return State(*(part.cpu() for part in state))
 
     def known(self, shape: tuple[int, ...], num_known: int) -> Known:
         """Say what is known: the genes that were measured, or whole cells of an earlier chunk."""
@@ -160,19 +160,19 @@ class SliceSampler:
             return Known(genes=self.measured.to(self.device).expand(shape))
         if not num_known:
             return Known()
-        placed = (torch.arange(shape[1], device=self.device) < num_known).expand(shape[:2])
-        return Known(genes=placed[..., None].expand(shape), placed=placed)
+        is_known = (torch.arange(shape[1], device=self.device) < num_known).expand(shape[:2])
+        return Known(genes=is_known[..., None].expand(shape), placed=is_known)
 
-    def fitted(self, made: State, earlier: list[State]) -> State:
-        """Turn the places of a later chunk onto the anchors of the first."""
+    def fitted(self, state: State, earlier: list[State]) -> State:
+        """Rotate the positions of a later chunk onto the anchors of the first."""
         if not earlier or self.task.generates_expression:
-            return made
+            return state
         anchors = earlier[0].position[:, : len(self.plan.anchors)]
-        turned = onto_anchors(made.position, anchors, reflection=self.sampler.reflection)
-        return State(made.expression, turned)
+        aligned = onto_anchors(state.position, anchors, reflection=self.sampler.reflection)
+        return State(state.expression, aligned)
 
     def joined(self, chunks: list[State]) -> State:
-        """Join what was generated, places centred on the whole slice; what was given stays."""
+        """Join what was generated, positions centred on the whole slice; what was given stays."""
         expression, position = self.whole
         if self.task.generates_expression:
             expression = joined(self.plan, [chunk.expression for chunk in chunks])
@@ -200,16 +200,16 @@ NOT_FINITE = (
 
 @contextmanager
 def refused_if_not_finite(name: str) -> Iterator[None]:
-    """Turn what linear algebra says of values that are not finite into one line."""
+    """Convert what linear algebra says of values that are not finite into one line."""
     try:
         yield
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise InputError(f"slice {name}: {NOT_FINITE}") from error
 
 
-def require_finite_cells(made: State, name: str) -> None:
+def require_finite_cells(state: State, name: str) -> None:
     """Refuse generated cells that are no numbers: NaN never leaves."""
-    if not all(bool(torch.isfinite(part).all()) for part in made):
+    if not all(bool(torch.isfinite(part).all()) for part in state):
         raise InputError(f"slice {name}: {NOT_FINITE}")
 
 

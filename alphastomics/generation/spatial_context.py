@@ -154,8 +154,8 @@ class SpatialContext:
         for number in np.unique(cells.slice_id[chosen]):
             rows = np.flatnonzero(cells.slice_id[chosen] == number)
             others = cells.rows(np.flatnonzero(cells.slice_id != number))
-            found = self._means(cells.position[chosen[rows]], others)
-            for part, mean in zip(parts, found, strict=True):
+            means = self._means(cells.position[chosen[rows]], others)
+            for part, mean in zip(parts, means, strict=True):
                 part[rows] = mean
         return parts
 
@@ -182,8 +182,8 @@ class _Ridge:
         fold = rng.permutation(len(x)) % min(FOLDS, len(x))
         fitted = {penalty: self._cross_fit(x, y, fold, penalty) for penalty in PENALTIES}
         errors = {
-            penalty: float((((found - y) * counted) ** 2).sum())
-            for penalty, found in fitted.items()
+            penalty: float((((left_out - y) * counted) ** 2).sum())
+            for penalty, left_out in fitted.items()
         }
         best = min(errors, key=errors.__getitem__)
         self.cross_fitted = fitted[best] + self.usual
@@ -202,11 +202,11 @@ class _Ridge:
 
     @staticmethod
     def _cross_fit(x: np.ndarray, y: np.ndarray, fold: np.ndarray, penalty: float) -> np.ndarray:
-        found = np.zeros_like(y)
+        predicted = np.zeros_like(y)
         for number in np.unique(fold):
             out = fold == number
-            found[out] = x[out] @ _ridge(x[~out], y[~out], penalty)
-        return found
+            predicted[out] = x[out] @ _ridge(x[~out], y[~out], penalty)
+        return predicted
 
 
 def _ridge(x: np.ndarray, y: np.ndarray, penalty: float) -> Float64[np.ndarray, "F G"]:

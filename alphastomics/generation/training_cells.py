@@ -123,7 +123,7 @@ def predict_from_context(
             )
             continue
         rows = cells.rows_of(number)
-        if not lies_among(cells.position[rows], known.position[chosen]):
+        if not is_among(cells.position[rows], known.position[chosen]):
             logger.warning(
                 "slice %s: most of its positions lie outside the training cells of its frame: are "
                 "they in the same coordinates? Its expression is predicted by the network alone",
@@ -137,7 +137,7 @@ def predict_from_context(
     return ContextPrediction(values, std, covered)
 
 
-def lies_among(position: np.ndarray, known: np.ndarray) -> bool:
+def is_among(position: np.ndarray, known: np.ndarray) -> bool:
     """Say whether most positions lie in the box of known cells, or less than its size beside it."""
     low, high = known.min(0), known.max(0)
     margin = (high - low).max()

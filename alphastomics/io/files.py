@@ -115,13 +115,13 @@ def locked(folder: Path) -> Iterator[None]:
 def output_folder(path: Path) -> Iterator[None]:
     """Create an output folder for this process alone; one that stays empty is taken away again."""
     require_text_name(path.resolve())  # Arrow opens no other
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    created = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:
         with locked(path):
             yield
     except Exception:
-        for folder in made:
+        for folder in created:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
         raise

@@ -94,7 +94,7 @@ class Connection:
         licence
             Licence for the card; None keeps what the owner wrote there.
         """
-        with self.told():
+        with self.translated_errors():
             stated = None if licence is None else licence_id(licence)
             api = self.client.HfApi(token=self.secret)
             # None, not False: without the flag, the owner's own default stands.
@@ -109,13 +109,13 @@ class Connection:
                     "--private out"
                 )
             text = card(licence_of(known.card_data) if stated is None else {"license": stated})
-            with tempfile.TemporaryDirectory(prefix="alphastomics-upload-") as place:
-                stage(Path(place), files, text)
+            with tempfile.TemporaryDirectory(prefix="alphastomics-upload-") as folder:
+                stage(Path(folder), files, text)
                 logger.info("uploading %d files to %s", len(files) + 1, address)
                 api.upload_folder(
                     repo_id=self.repo_id,
                     repo_type=kind,
-                    folder_path=place,
+                    folder_path=folder,
                     allow_patterns=[CARD_FILE, *files],
                     commit_message=f"Upload a {kind} of AlphaSTomics",
                 )
@@ -123,20 +123,20 @@ class Connection:
 
     def fetch(self, name: str, revision: str | None, *, needed: bool) -> Path | None:
         """Download a file of a model, or find it in the cache; None where there is none."""
-        with self.told():
+        with self.translated_errors():
             try:
-                place = self.client.hf_hub_download(
+                path = self.client.hf_hub_download(
                     self.repo_id, name, revision=revision, token=self.secret
                 )
             except self.client.errors.EntryNotFoundError:
                 if needed:
                     raise
                 return None
-        return Path(place)
+        return Path(path)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Turn what goes wrong on the way into one line, without the token."""
+    def translated_errors(self) -> Iterator[None]:
+        """Convert what goes wrong on the way into one line, without the token."""
         hub = self.client
         # ValueError and RuntimeError: how the client wraps replies and files that went wrong.
         failures = (hub.errors.HTTPError, OSError, ValueError, RuntimeError)
@@ -192,15 +192,15 @@ def _require_repo_id(hub: Any, repo_id: str) -> None:
         raise InputError(f"--repo_id: expected owner/name, got {repo_id!r}")
 
 
-def stage(place: Path, files: Mapping[str, Path], card: str) -> None:
+def stage(folder: Path, files: Mapping[str, Path], card: str) -> None:
     """Lay out what goes up, by links: the user's folder stays as it is, and nothing else is near.
 
     One folder with card and files becomes one commit, so that readers never meet half of it.
     """
     for name, source in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).symlink_to(source.resolve())
-    write_text(place / CARD_FILE, card)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(source.resolve())
+    write_text(folder / CARD_FILE, card)
 
 
 @contextmanager
@@ -303,10 +303,10 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def listed(names: list[str], shown: int, place: str) -> str:
+def listed(names: list[str], shown: int, where: str) -> str:
     """Count names and show the first of them; the rest is in a file."""
     if not names:
         return "None given."
     more = len(names) - shown
-    tail = f", … and {more:,} more in `{place}`" if more > 0 else ""
+    tail = f", … and {more:,} more in `{where}`" if more > 0 else ""
     return f"{len(names):,}: {', '.join(map(plain, names[:shown]))}{tail}."

@@ -2,7 +2,7 @@
 
 import os
 
-# Turns of a waiting loop, some microseconds (docs/benchmarks.md, Threads).
+# Iterations of a waiting loop, some microseconds (docs/benchmarks.md, Threads).
 SHORT_WAIT = "1000"
 
 

@@ -21,7 +21,7 @@ from alphastomics.io.files import require_file
 
 Kind = Literal["csr", "csc", "dense"]
 
-# What h5py, zarr and numpy raise on damaged content; each is the file's fault at this place.
+# What h5py, zarr and numpy raise on damaged content; each is the file's fault here.
 READ_ERRORS = (
     OSError,
     LookupError,
@@ -41,7 +41,7 @@ RESAVE = "open and save it again with a current anndata"
 
 @contextmanager
 def reading(path: Path, field: str) -> Iterator[None]:
-    """Turn whatever a library says about damaged content into one line with file and field."""
+    """Convert whatever a library says about damaged content into one line with file and field."""
     try:
         yield
     except InputError:
@@ -120,7 +120,7 @@ def attribute(element: Any, *names: str) -> Any:
 
 
 def as_text(values: Any) -> pa.StringArray:
-    """Turn a column's raw values into strings without a loop over cells; NaN becomes null."""
+    """Convert a column's raw values into strings without a loop over cells; NaN becomes null."""
     array = np.asarray(values)
     if array.dtype.kind == "S":
         array = array.astype(object)
@@ -248,11 +248,11 @@ class Expression:
         self._require(ends == (0, values.shape[0]), f"indptr from {ends[0]} to {ends[1]}")
         return int(values.shape[0])
 
-    def _require(self, holds: bool, found: str) -> None:  # noqa: FBT001
+    def _require(self, holds: bool, present: str) -> None:  # noqa: FBT001
         if not holds:
             raise InputError(
-                f"{self.path}: X has {found}, which does not fit {self.cells} cells x {self.genes} "
-                "genes: the file is damaged; copy it again from its source"
+                f"{self.path}: X has {present}, which does not fit {self.cells} cells x "
+                f"{self.genes} genes: the file is damaged; copy it again from its source"
             )
 
     def rows(self, start: int, stop: int) -> csr_array:
@@ -313,9 +313,9 @@ class Positions:
     def __init__(self, path: Path, root: Any, key: str, cells: int) -> None:
         self.path, self.field, self.cells = path, f"obsm[{key!r}]", cells
         with reading(path, self.field):
-            found = sorted(root["obsm"]) if "obsm" in root else []
-            if key not in found:
-                there = ", ".join(found) or "none"
+            keys = sorted(root["obsm"]) if "obsm" in root else []
+            if key not in keys:
+                there = ", ".join(keys) or "none"
                 raise InputError(
                     f"{path}: {self.field} is missing (keys of obsm: {there}): name the "
                     "coordinates with --position_key"
@@ -374,6 +374,6 @@ class Positions:
         if len(bad):
             raise InputError(
                 f"{self.path}: {self.field} has NaN or infinite coordinates (first in row "
-                f"{start + bad[0]}): remove the cells that have no place"
+                f"{start + bad[0]}): remove the cells that have no position"
             )
         return values.astype(np.float64)

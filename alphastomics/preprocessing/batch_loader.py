@@ -98,7 +98,7 @@ class BatchLoader:
         return order.batches_per_rank(units, per_batch, self.draw.world_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; a resumed epoch keeps its place."""
+        """Choose the epoch of the next iteration; a resumed epoch goes on where it was."""
         if epoch != self._epoch:
             self._start = 0
         self._epoch, self._current = epoch, None
@@ -254,7 +254,7 @@ def create_dataloaders(
     drawn = resolve_set_draw(set_draw, metadata, folder.where, streaming=streaming)
     streaming = streaming and _streamable(set_draw, drawn, metadata, folder.where)
     window_rows = _whole_batches(buffer_size, batch_size)
-    draw = Draw(drawn, shape.set_size, window_rows, seed, *_place(rank, world_size))
+    draw = Draw(drawn, shape.set_size, window_rows, seed, *_rank_of_process(rank, world_size))
     readers = [ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS]
     make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
     if holdout is not None:
@@ -352,7 +352,7 @@ def _source(
     return RandomStream if set_draw == "random" else SliceStream
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _rank_of_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return this process's rank and the number of ranks."""
     if (rank is None) != (world_size is None):
         raise InputError("rank and world_size: give both, or neither")

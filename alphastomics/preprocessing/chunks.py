@@ -18,7 +18,12 @@ from alphastomics.errors import InputError
 from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
 from alphastomics.preprocessing.genes import Alignment
-from alphastomics.preprocessing.inspection import SLICE_KEY, Inspection, places, slice_codes
+from alphastomics.preprocessing.inspection import (
+    SLICE_KEY,
+    Inspection,
+    index_of_labels,
+    slice_codes,
+)
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
 from alphastomics.preprocessing.parts import Cells, to_batch, write_arrays, write_part
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
@@ -28,7 +33,7 @@ from alphastomics.preprocessing.transpose import read_rows
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """One chunk of one file, and all that is needed to turn it into a part.
+    """One chunk of one file, and all that is needed to convert it into a part.
 
     Parameters
     ----------
@@ -59,15 +64,15 @@ class ChunkTask:
 
 
 def write_chunk(task: ChunkTask) -> dict[str, Any]:
-    """Turn a chunk into a part, unless that is done; return its completion marker."""
+    """Convert a chunk into a part, unless that is done; return its completion marker."""
     done = task.folder / f"{task.name}.json"
     part = task.folder / f"{task.name}.arrow"
     moments = task.folder / f"{task.name}.npz"
     marker = load_marker(done)
     if marker is not None and is_file_of(moments, marker["moments_sha256"]):
-        # A run that was killed at its end had moved the part to its place beside the work folder.
-        places = (part, task.folder.parent / part.name)
-        if any(is_file_of(place, marker["sha256"]) for place in places):
+        # A run that was killed at its end had moved the part out of the work folder.
+        candidates = (part, task.folder.parent / part.name)
+        if any(is_file_of(path, marker["sha256"]) for path in candidates):
             return marker
     with opened(task.inspection.path) as root:
         obs = Frame(task.inspection.path, root, "obs")
@@ -165,7 +170,8 @@ def _cell_types(task: ChunkTask, obs: Frame) -> np.ndarray:
     if task.cell_type_key is None or task.cell_type_key not in obs.columns:
         return np.full(task.stop - task.start, -1, dtype=np.int32)
     codes, labels = obs.labels(task.cell_type_key, task.start, task.stop)
-    number = np.append(places(labels, task.cell_types), -1)  # code -1, missing, finds the last
+    # The code -1 (missing) finds the last entry.
+    number = np.append(index_of_labels(labels, task.cell_types), -1)
     return number[codes].astype(np.int32)
 
 

@@ -14,6 +14,7 @@ from alphastomics.io.files import output_folder, sha256_of
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing import stage1 as first_stage
 from alphastomics.preprocessing import stage2 as second_stage
+from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.datasets import merge
 from alphastomics.preprocessing.inspection import find_inputs, has_positions
 from alphastomics.preprocessing.schema import (
@@ -41,7 +42,7 @@ def preprocess(
     overwrite: bool,
     scheduler: str | None,
 ) -> dict[str, Any]:
-    """Turn a folder of slices into a processed folder: both stages in one go.
+    """Convert a folder of slices into a processed folder: both stages in one go.
 
     Parameters
     ----------
@@ -60,6 +61,7 @@ def preprocess(
     scheduler
         Address of a Dask scheduler, or None for `options.workers` local processes.
     """
+    check_output_among_inputs(input_dir, output_dir)
     with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
         options = with_measured_z(options, input_dir)
         request = first_stage.request_of(options, input_dir, gene_list_file, pool)
@@ -98,6 +100,7 @@ def stage1(
             "--gene_list_file: stage1 needs a gene list, so that datasets can be merged; "
             "`preprocess` can do without"
         )
+    check_output_among_inputs(input_dir, output_dir)
     with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
         options = with_measured_z(options, input_dir)
         request = first_stage.request_of(options, input_dir, gene_list_file, pool)
@@ -139,6 +142,24 @@ def stage2(
             options, input_dirs, output_dir, seed, pool, overwrite=overwrite
         )
     return _summary(output_dir, metadata)
+
+
+def check_output_among_inputs(input_dir: Path, output_dir: Path) -> None:
+    """Warn of an output folder among the slices; refuse one that would be read as a slice."""
+    output, source = output_dir.resolve(), input_dir.resolve()
+    if not output.is_relative_to(source):
+        return
+    if any(Path(part).suffix.lower() in SUFFIXES for part in output.relative_to(source).parts):
+        raise InputError(
+            f"{output_dir}: the next run would read it as a slice of {input_dir}: choose an "
+            "--output_dir outside --input_dir"
+        )
+    logger.warning(
+        "%s: lies in --input_dir %s. The next run searches it too: every .h5ad that is written "
+        "there, as `sample` does, becomes a slice. Choose an --output_dir outside --input_dir",
+        output_dir,
+        input_dir,
+    )
 
 
 def with_measured_z(options: PreprocessingConfig, input_dir: Path) -> PreprocessingConfig:

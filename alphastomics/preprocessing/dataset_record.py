@@ -81,7 +81,7 @@ class DatasetRecord(Loose):
             "a cell type stands there twice": len(set(types)) == len(types),
             "a part stands there twice": len(set(files)) == len(files),
             "a panel lacks genes that are not there": max(missing, default=0) < len(self.genes),
-            "a slice has no panel": all(one.panel < len(self.panels) for one in self.slices),
+            "a slice has no panel": all(record.panel < len(self.panels) for record in self.slices),
             "a part does not hold its cells": all(
                 part.cells == sum(run[2] for run in part.runs) for part in self.parts
             ),
@@ -99,7 +99,7 @@ class DatasetRecord(Loose):
             if first != reached[number]:
                 return False
             reached[number] += cells
-        sizes: dict[int, int] = {n: one.cells for n, one in enumerate(self.slices)}
+        sizes: dict[int, int] = {n: record.cells for n, record in enumerate(self.slices)}
         return dict(reached) == sizes
 
 

@@ -80,34 +80,34 @@ def merge(folders: list[Path]) -> Merged:
     """Read the outputs of stage 1 and number everything through."""
     if not folders:
         raise InputError("--input_dirs: name at least one folder that stage1 wrote")
-    places = [find_dataset(folder) for folder in folders]
-    if len({place.resolve() for place in places}) < len(places):
+    sources = [find_dataset(folder) for folder in folders]
+    if len({source.resolve() for source in sources}) < len(sources):
         raise InputError("--input_dirs: a folder is named twice, so its cells would be repeated")
-    datasets = [load(place / DATASET_FILE) for place in places]
+    datasets = [load(source / DATASET_FILE) for source in sources]
     if any(dataset is None for dataset in datasets):
-        broken = places[datasets.index(None)]
+        broken = sources[datasets.index(None)]
         raise InputError(f"{broken / DATASET_FILE}: is damaged: run stage1 again with --overwrite")
-    for place, dataset in zip(places, datasets, strict=True):
-        require_sound(dataset, place / DATASET_FILE)
-        require_same(datasets[0]["genes"], dataset["genes"], str(folders[0]), str(place))
-    _check_flags(places, datasets)
+    for source, dataset in zip(sources, datasets, strict=True):
+        require_sound(dataset, source / DATASET_FILE)
+        require_same(datasets[0]["genes"], dataset["genes"], str(folders[0]), str(source))
+    _check_flags(sources, datasets)
     flags = [dataset["request"]["flags"] for dataset in datasets]
     _warn_of_repeated_files(datasets)
     types = _cell_types(datasets)
     return Merged(
-        folders=tuple(places),
+        folders=tuple(sources),
         names=tuple(dataset["name"] for dataset in datasets),
         requests=tuple(dataset["request"] for dataset in datasets),
-        digests=tuple(sha256_of(place / DATASET_FILE) for place in places),
+        digests=tuple(sha256_of(source / DATASET_FILE) for source in sources),
         genes=tuple(datasets[0]["genes"]),
         cell_types=types,
         slices=tuple(_slices(datasets)),
         panels=tuple(_panels(datasets)),
-        parts=tuple(_parts(places, datasets, types or ())),
+        parts=tuple(_parts(sources, datasets, types or ())),
         # The values of all datasets are of the kind that the most prepared one has.
-        log_normalize=any(found["log_normalize"] for found in flags),
-        scale=any(found["scale"] for found in flags),
-        common_frame=all(found.get("common_frame") for found in flags),
+        log_normalize=any(flag["log_normalize"] for flag in flags),
+        scale=any(flag["scale"] for flag in flags),
+        common_frame=all(flag.get("common_frame") for flag in flags),
         fractions=any(dataset.get("fractions") for dataset in datasets),
     )
 
@@ -121,23 +121,23 @@ def require_sound(dataset: Any, path: Path) -> None:
         raise InputError(f"{path}: is damaged ({fault}): run stage1 again with --overwrite")
 
 
-def _check_flags(places: list[Path], datasets: list[Any]) -> None:
+def _check_flags(sources: list[Path], datasets: list[Any]) -> None:
     """Say where datasets differ in their normalisation, or 2D is mixed with 3D."""
     first = datasets[0]["request"]["flags"]
-    for place, dataset in zip(places, datasets, strict=True):
+    for source, dataset in zip(sources, datasets, strict=True):
         flags = dataset["request"]["flags"]
         for key, flag in SKIPPED.items():
             if not flags[key] and any(other["request"]["flags"][key] for other in datasets):
                 logger.warning(
                     "%s: prepared with %s: its values are merged as they are, and must already be "
                     "what the other datasets' become; metadata.json has each slice's normalisation",
-                    *(place, flag),
+                    *(source, flag),
                 )
         if flags["position_is_3d"] != first["position_is_3d"]:
             logger.warning(
                 "%s: 2D slices, whose z is made up, are merged with 3D ones: the two do not share "
                 "a frame",
-                place,
+                source,
             )
 
 
@@ -169,8 +169,8 @@ def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
             if uses[name] > 1:
                 name = f"{number}:{dataset['name']}:{name}"
             panel = first_panel + record["panel"]
-            place = {"name": name, "dataset": number, "z": z, "panel": panel}
-            merged.append({**record, **place, **done})
+            identity = {"name": name, "dataset": number, "z": z, "panel": panel}
+            merged.append({**record, **identity, **done})
         highest = highest if z_values[-1] is None else z_values[-1]
         first_panel += len(dataset["panels"])
     return merged
@@ -190,15 +190,15 @@ def _panels(datasets: list[Any]) -> list[tuple[int, ...]]:
     return [tuple(panel) for dataset in datasets for panel in dataset["panels"]]
 
 
-def _parts(places: list[Path], datasets: list[Any], types: tuple[str, ...]) -> list[Part]:
+def _parts(sources: list[Path], datasets: list[Any], types: tuple[str, ...]) -> list[Part]:
     parts = []
     first_slice = 0
     number_of = {name: number for number, name in enumerate(types)}
-    for place, dataset in zip(places, datasets, strict=True):
+    for source, dataset in zip(sources, datasets, strict=True):
         numbers = tuple(number_of[name] for name in dataset["cell_types"] or ())
         for part in dataset["parts"]:
             runs = tuple((first_slice + run[0], run[1], run[2]) for run in part["runs"])
-            path = place / part["file"]
+            path = source / part["file"]
             parts.append(Part(path, part["sha256"], part["cells"], part["entries"], runs, numbers))
         first_slice += len(dataset["slices"])
     return parts

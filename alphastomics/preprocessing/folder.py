@@ -1,4 +1,4 @@
-"""A processed folder, here or on the Hub: its place enters, files and metadata leave."""
+"""A processed folder, here or on the Hub: its address enters, files and metadata leave."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from alphastomics.io.files import require_text_name, sha256_of
 from alphastomics.io.hub import is_hub_id
 from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, parse_metadata
 
-SHOWN = 200  # letters of what a far place said
+SHOWN = 200  # letters of what a remote service said
 
 
 class DataFolder:
@@ -99,13 +99,13 @@ class DataFolder:
 
     @contextmanager
     def _reaching(self, file: str) -> Iterator[None]:
-        """Turn what goes wrong on the way to a file into one line."""
+        """Convert what goes wrong on the way to a file into one line."""
         try:
             yield
         except OSError as error:
-            # from None: the words of a far place may quote the token or a signed address.
+            # from None: the words of a remote service may quote the token or a signed address.
             raise self._unreadable(file, error) from (None if self.local is None else error)
-        except Exception as error:  # every library of a far place has errors of its own
+        except Exception as error:  # every remote file system has errors of its own
             if self.local is not None:
                 raise
             status = getattr(getattr(error, "response", None), "status_code", None)

@@ -87,10 +87,12 @@ def _unit_notes(metadata: Metadata, extents: dict[int, SliceExtent]) -> list[str
     """Point out slices whose size differs from the others' as units do."""
     sizes = {number: extent.size for number, extent in extents.items()}
     names = [record.name for record in metadata.slices]
-    flat = [names[number] for number, size in sizes.items() if size == 0]
+    without_extent = [names[number] for number, size in sizes.items() if size == 0]
     notes = []
-    if flat:
-        notes.append(f"slice {flat[0]}: all its cells lie at one position: check its coordinates")
+    if without_extent:
+        notes.append(
+            f"slice {without_extent[0]}: all its cells lie at one position: check its coordinates"
+        )
     known = {number: size for number, size in sizes.items() if size > 0}
     if known and max(known.values()) > LARGEST_RATIO * min(known.values()):
         small, large = (choose(known, key=known.__getitem__) for choose in (min, max))

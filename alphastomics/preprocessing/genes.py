@@ -26,7 +26,7 @@ class Alignment:
     columns
         Columns of the file that are kept, in the order of the gene list.
     targets
-        The place in the gene list of each kept column; rising.
+        The index in the gene list of each kept column; rising.
     num_genes
         Length of the gene list.
     """
@@ -36,14 +36,14 @@ class Alignment:
     num_genes: int
 
     def apply(self, values: csr_array) -> csr_array:
-        """Drop the genes that are not listed and move the others to their place."""
+        """Drop the genes that are not listed and move the others to their columns."""
         kept = values[:, self.columns]
         kept.sort_indices()
         indices = self.targets[kept.indices].astype(np.int32)
         return csr_array((kept.data, indices, kept.indptr), shape=(kept.shape[0], self.num_genes))
 
     def missing(self) -> list[int]:
-        """List the places of the gene list that the file did not measure."""
+        """List the indices of the gene list that the file did not measure."""
         measured = np.zeros(self.num_genes, dtype=bool)
         measured[self.targets] = True
         return np.flatnonzero(~measured).tolist()
@@ -96,12 +96,12 @@ def hint_at_case(genes: Sequence[str]) -> None:
     """Warn of names that differ in upper and lower case only: most likely one gene."""
     repeated = set(repetitions(name.casefold() for name in genes))
     if repeated:
-        alike = [name for name in genes if name.casefold() in repeated]
+        spellings = [name for name in genes if name.casefold() in repeated]
         logger.warning(
             "%d gene names differ from another in upper and lower case only (first %s): if they "
-            "are the same genes, spell them alike in all files",
-            len(alike),
-            shown(sorted(alike, key=str.casefold)),
+            "are the same genes, spell them the same in all files",
+            len(spellings),
+            shown(sorted(spellings, key=str.casefold)),
         )
 
 
@@ -110,24 +110,24 @@ def union_of(gene_lists: Iterable[Sequence[str]]) -> list[str]:
     return sorted(set().union(*gene_lists))
 
 
-def align(found: Sequence[str], wanted: Sequence[str], path: Path) -> Alignment:
+def align(file_genes: Sequence[str], listed: Sequence[str], path: Path) -> Alignment:
     """Map a file's genes onto the list; a file that shares none is refused."""
-    column = {name: number for number, name in enumerate(found)}
-    targets = [place for place, name in enumerate(wanted) if name in column]
+    column = {name: number for number, name in enumerate(file_genes)}
+    targets = [index for index, name in enumerate(listed) if name in column]
     if not targets:
-        folded = {name.casefold() for name in found}
-        same = sum(name.casefold() in folded for name in wanted)
+        folded = {name.casefold() for name in file_genes}
+        same = sum(name.casefold() in folded for name in listed)
         hint = (
-            f"{same} agree when upper and lower case are ignored: spell them alike"
+            f"{same} agree when upper and lower case are ignored: spell them the same"
             if same
             else "if the file uses Ensembl ids, give the gene list in Ensembl ids too"
         )
         raise InputError(
-            f"{path}: none of the {len(wanted)} listed genes is in var_names (first listed "
-            f"{wanted[0]!r}, first found {next(iter(found), None)!r}); {hint}"
+            f"{path}: none of the {len(listed)} listed genes is in var_names (first listed "
+            f"{listed[0]!r}, first found {next(iter(file_genes), None)!r}); {hint}"
         )
-    columns = [column[wanted[place]] for place in targets]
-    return Alignment(np.array(columns), np.array(targets), len(wanted))
+    columns = [column[listed[index]] for index in targets]
+    return Alignment(np.array(columns), np.array(targets), len(listed))
 
 
 def require_same(first: Sequence[str], second: Sequence[str], first_name: str, name: str) -> None:
@@ -140,10 +140,10 @@ def require_same(first: Sequence[str], second: Sequence[str], first_name: str, n
             shown(only[1]) or "none"
         )
     else:
-        place = next(
+        index = next(
             i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]
         )
-        differ = f"the order differs from gene {place}: {first[place]!r} and {second[place]!r}"
+        differ = f"the order differs from gene {index}: {first[index]!r} and {second[index]!r}"
     raise InputError(
         f"{name}: its gene list ({len(second)} genes) is not that of {first_name} ({len(first)} "
         f"genes); {differ}. Run stage1 on all datasets with the same --gene_list_file"

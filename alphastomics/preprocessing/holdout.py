@@ -109,7 +109,7 @@ def choose_holdout(metadata: Metadata, seed: int) -> Holdout | None:
 
 
 def _several(present: Sequence[int], cells: list[int], first: int) -> tuple[int, ...]:
-    """Add slices to the first, spread over the others, until a fifth of the cells is held out."""
+    """Add slices to the first, evenly among the others, until a fifth of the cells is held out."""
     chosen, goal = [first], HELD_OUT_SHARE * sum(cells)
     step = max(round(1 / HELD_OUT_SHARE), 1)
     for number in present[::step]:

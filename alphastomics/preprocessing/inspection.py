@@ -91,12 +91,12 @@ def find_inputs(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         said = "is not a folder" if folder.exists() else "there is no such folder"
         raise InputError(f"{folder}: {said}: --input_dir must name a folder of .h5ad files")
-    found = {path.relative_to(folder).as_posix(): path for path in _inputs_below(folder)}
-    if not found:
+    inputs = {path.relative_to(folder).as_posix(): path for path in _inputs_below(folder)}
+    if not inputs:
         raise InputError(f"{folder}: there is no .h5ad file (nor .zarr) in it: check --input_dir")
-    for name in (folder.resolve().name, *found):
+    for name in (folder.resolve().name, *inputs):
         require_text_name(Path(name))
-    return dict(sorted(found.items()))
+    return dict(sorted(inputs.items()))
 
 
 def _inputs_below(folder: Path) -> Iterator[Path]:
@@ -205,8 +205,8 @@ def _samples(obs: Frame, slices: tuple[str, ...], cells: int) -> tuple[str | Non
             of_slice = slice_codes(obs, slices, start, stop) if several else np.zeros_like(codes)
             for number, code in np.unique(np.stack([of_slice, codes]), axis=1).T.tolist():
                 seen[number].add(names[code])
-        if all(len(found) == 1 for found in seen):
-            return tuple(found.pop() for found in seen)
+        if all(len(samples) == 1 for samples in seen):
+            return tuple(samples.pop() for samples in seen)
     return (None,) * len(slices)
 
 
@@ -259,7 +259,7 @@ def slice_names(obs: Frame, cells: int) -> tuple[str, ...]:
         numbers = {name: float(name) for name in names}
     except ValueError:
         return tuple(sorted(names))
-    # "nan" is read as a number, too, and has no place among them.
+    # "nan" is read as a number, too, and is not one of them.
     ordered = all(map(math.isfinite, numbers.values()))
     return tuple(sorted(names, key=numbers.__getitem__ if ordered else None))
 
@@ -267,7 +267,7 @@ def slice_names(obs: Frame, cells: int) -> tuple[str, ...]:
 def slice_codes(
     obs: Frame, names: tuple[str, ...], start: int, stop: int
 ) -> Int64[np.ndarray, " N"]:
-    """Return the place in `names` of each row's slice."""
+    """Return the index in `names` of each row's slice."""
     codes, labels = obs.labels(SLICE_KEY, start, stop)
     missing = np.flatnonzero(codes < 0)
     if len(missing):
@@ -275,14 +275,14 @@ def slice_codes(
             f"{obs.path}: obs[{SLICE_KEY!r}] is missing for some cells (first in row "
             f"{start + missing[0]}): name the slice of every cell, or drop the column"
         )
-    return places(labels, names)[codes]
+    return index_of_labels(labels, names)[codes]
 
 
-def places(labels: pa.StringArray, names: tuple[str, ...]) -> Int64[np.ndarray, " L"]:
-    """Return the place in `names` of each label; -1 for one that does not occur there."""
-    place = {name: number for number, name in enumerate(names)}
-    found = [place.get(label, -1) for label in labels.to_pylist()]
-    return np.array(found, dtype=np.int64).reshape(-1)
+def index_of_labels(labels: pa.StringArray, names: tuple[str, ...]) -> Int64[np.ndarray, " L"]:
+    """Return the index in `names` of each label; -1 for one that does not occur there."""
+    index_of = {name: number for number, name in enumerate(names)}
+    index = [index_of.get(label, -1) for label in labels.to_pylist()]
+    return np.array(index, dtype=np.int64).reshape(-1)
 
 
 def _names_that_occur(obs: Frame, column: str | None, cells: int) -> tuple[str, ...] | None:

@@ -20,7 +20,7 @@ Chosen = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class MemorySource:
-    """Draws sets from a split that is read once, when its first batch is asked for.
+    """Samples sets from a split that is read once, when its first batch is asked for.
 
     Parameters
     ----------
@@ -116,14 +116,14 @@ class MemorySource:
         start, stop = order.share_of(len(chosen), draw.rank, draw.world_size)
         divided: dict[int, list[np.ndarray]] = {}
         sets: list[Rows] = []
-        for one in chosen[start + first_set : stop]:
-            rows = rows_of[one.slice_number]
-            if one.slice_number not in divided:
-                rng = order.slice_generator(draw.seed, epoch, one.slice_number)
-                divided[one.slice_number] = (
+        for cell_set in chosen[start + first_set : stop]:
+            rows = rows_of[cell_set.slice_number]
+            if cell_set.slice_number not in divided:
+                rng = order.slice_generator(draw.seed, epoch, cell_set.slice_number)
+                divided[cell_set.slice_number] = (
                     order.random_sets(len(rows), draw.set_size, rng)
                     if draw.kind == "slice"
                     else patches(table.position[rows], draw.set_size, rng)
                 )
-            sets.append(rows[divided[one.slice_number][one.number]])
+            sets.append(rows[divided[cell_set.slice_number][cell_set.number]])
         return sets

@@ -2,7 +2,7 @@
 
 The numbers are those of scanpy's `normalize_total(target_sum=1e4)`, `log1p` and `scale`. Mean and
 variance are gathered chunk by chunk (Chan, Golub & LeVeque 1983), never from a sum of squares,
-which loses all digits when the mean is large beside the spread.
+which loses all digits when the mean is large beside the std.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from alphastomics.preprocessing.schema import TARGET_SUM
 
-# Summing n equal numbers in float64 leaves a relative spread of about n x 1e-16: not a real one.
+# Summing n equal numbers in float64 leaves a relative std of about n x 1e-16: not a real one.
 CONSTANT_TOLERANCE = 1e-10
 ROWS_IN_CACHE = 32
 
@@ -89,7 +89,7 @@ def standardized(
     values: csr_array, mean: Float64[np.ndarray, " G"], std: Float64[np.ndarray, " G"]
 ) -> csr_array:
     """Standardise the entries of one slice that are filled; `absent` has the others' value."""
-    # float64: with a mean of 1e4 spreads, float32 would already lose the third digit.
+    # float64: with a mean of 1e4 stds, float32 would already lose the third digit.
     scaled = (values.data - mean[values.indices]) / std[values.indices]
     return with_values(values, scaled.astype(np.float32))
 
@@ -106,7 +106,7 @@ def densified(
     slice_id: Int32[np.ndarray, " N"],
     absent_value: Float32[np.ndarray, "S G"] | None,
 ) -> Float32[np.ndarray, "N G"]:
-    """Spread stored entries out to vectors; the rest takes its slice's absent value, or 0."""
+    """Expand stored entries to vectors; the rest takes its slice's absent value, or 0."""
     if absent_value is None:
         return values.toarray()
     cells, genes = values.shape
@@ -117,7 +117,7 @@ def densified(
         rows = dense[start:stop]
         np.take(absent_value, slice_id[start:stop], axis=0, out=rows, mode="clip")
         pointers = values.indptr[start : stop + 1]
-        place = np.repeat(np.arange(stop - start, dtype=np.int64) * genes, np.diff(pointers))
-        place += values.indices[pointers[0] : pointers[-1]]
-        rows.reshape(-1)[place] = values.data[pointers[0] : pointers[-1]]
+        index = np.repeat(np.arange(stop - start, dtype=np.int64) * genes, np.diff(pointers))
+        index += values.indices[pointers[0] : pointers[-1]]
+        rows.reshape(-1)[index] = values.data[pointers[0] : pointers[-1]]
     return dense

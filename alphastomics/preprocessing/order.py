@@ -29,13 +29,13 @@ def batches_per_rank(total: int, per_batch: int, world_size: int) -> int:
 
 def cut(pieces: list[Piece], start: int, stop: int) -> list[Piece]:
     """Return the pieces that hold rows `start` to `stop` of their sequence."""
-    found, first = [], 0
+    chosen, first = [], 0
     for piece in pieces:
         low, high = max(start - first, 0), min(stop - first, len(piece))
         if low < high:
-            found.append(Piece(piece.shard, piece.group, piece.start + low, piece.start + high))
+            chosen.append(Piece(piece.shard, piece.group, piece.start + low, piece.start + high))
         first += len(piece)
-    return found
+    return chosen
 
 
 def shuffled_pieces(pieces: list[Piece], seed: int, epoch: int) -> list[Piece]:
@@ -47,16 +47,16 @@ def shuffled_pieces(pieces: list[Piece], seed: int, epoch: int) -> list[Piece]:
 def random_windows(pieces: list[Piece], window_rows: int) -> list[list[Piece]]:
     """Cut a rank's row groups into windows of exactly `window_rows` cells; the last is shorter."""
     windows: list[list[Piece]] = []
-    room = 0
+    left = 0
     for piece in pieces:
         start = piece.start
         while start < piece.stop:
-            if room == 0:
+            if left == 0:
                 windows.append([])
-                room = window_rows
-            stop = min(piece.stop, start + room)
+                left = window_rows
+            stop = min(piece.stop, start + left)
             windows[-1].append(Piece(piece.shard, piece.group, start, stop))
-            room -= stop - start
+            left -= stop - start
             start = stop
     return windows
 
@@ -101,17 +101,17 @@ def slice_windows(
     rng = np.random.default_rng([seed, SLICE_STREAM, epoch])
     numbers = np.array(sorted(cells))[rng.permutation(len(cells))].tolist()
     windows: list[list[SliceSet]] = []
-    room = 0
+    left = 0
     for number in numbers:
-        if cells[number] > room:
+        if cells[number] > left:
             windows.append([])
-            room = window_rows
-        room -= cells[number]
+            left = window_rows
+        left -= cells[number]
         count = sets_of_slice(cells[number], set_size)
-        windows[-1].extend(SliceSet(number, place) for place in range(count))
-    for place, window in enumerate(windows):
-        mixing = np.random.default_rng([seed, SET_STREAM, epoch, place]).permutation(len(window))
-        windows[place] = [window[chosen] for chosen in mixing]
+        windows[-1].extend(SliceSet(number, index) for index in range(count))
+    for index, window in enumerate(windows):
+        mixing = np.random.default_rng([seed, SET_STREAM, epoch, index]).permutation(len(window))
+        windows[index] = [window[chosen] for chosen in mixing]
     return windows
 
 

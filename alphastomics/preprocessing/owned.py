@@ -48,19 +48,19 @@ def processed_files(folder: Path) -> list[str] | None:
         return None
     splits = [("splits", split, "shards") for split in SPLITS]
     document = resume.load(path)
-    found = [_names(document, keys, "file") for keys in splits]
-    if None in found:
+    listed = [_names(document, keys, "file") for keys in splits]
+    if None in listed:
         if not _was_ours(path):
             return None
         inside = (folder / DATA_FOLDER).glob("*.parquet")
         named = [name.name for name in inside if WRITTEN_SHARD.fullmatch(name.name)]
-        found = [[f"{DATA_FOLDER}/{name}" for name in named]]
-    shards = [name for names in found for name in names or ()]
+        listed = [[f"{DATA_FOLDER}/{name}" for name in named]]
+    shards = [name for names in listed for name in names or ()]
     return [*filter(SHARD_FILE.fullmatch, shards), SCALING_FILE, METADATA_FILE]
 
 
 def _names(document: Any, keys: Sequence[str], field: str) -> list[str] | None:
-    """Read the names that a record lists at some place; None where it lists none."""
+    """Read the names that a record lists under some keys; None where it lists none."""
     for key in keys:
         if not isinstance(document, dict) or key not in document:
             return None
@@ -99,14 +99,14 @@ def is_own_name(name: Any) -> TypeGuard[str]:
 
 
 def moved_in(work: Path, folder: Path, pattern: str) -> list[str]:
-    """List files that a killed run had already moved to their place, by its completion markers."""
-    found = []
+    """List files that a killed run had already moved to the output, by its completion markers."""
+    moved = []
     for path in sorted(work.glob(pattern)):
         marker = resume.load_marker(path) or {}
         name = marker.get("file")
         if is_own_name(name) and resume.is_file_of(folder / name, marker.get("sha256")):
-            found.append(name)
-    return found
+            moved.append(name)
+    return moved
 
 
 def move_into_place(record: Path, staged: dict[Path, Path], old: Iterable[Path]) -> None:
@@ -117,7 +117,7 @@ def move_into_place(record: Path, staged: dict[Path, Path], old: Iterable[Path])
     record
         The file that vouches for the old ones; the caller writes the new one afterwards.
     staged
-        Complete new file -> its place; one that is gone was moved before.
+        Complete new file -> its final path; one that is gone was moved before.
     old
         Files to remove, save those that are replaced.
     """
@@ -145,9 +145,9 @@ def require_not_read(output: Path, *inputs: Path | None) -> None:
     for path in inputs:
         if path is None or not output.exists():
             continue
-        place = output.resolve()
-        inside = path.is_dir() and place.is_relative_to(path.resolve())
-        name = place.relative_to(path.resolve()).as_posix() if inside else None
+        resolved = output.resolve()
+        inside = path.is_dir() and resolved.is_relative_to(path.resolve())
+        name = resolved.relative_to(path.resolve()).as_posix() if inside else None
         if is_own_name(name) or (path.is_file() and output.samefile(path)):
             raise InputError(
                 f"{output}: is read by this command, and is not replaced by --overwrite either: "

@@ -27,17 +27,35 @@ MOST_OPEN_PARTS = 64
 WORK_BYTES = 16 << 20  # what a chunk of cells takes, counted once; a few copies are alive
 SHORTEST_RUN_BYTES = 64 << 10  # what is worth a read of its own in the shuffle
 
+# One value per cell: the fields of `Cells`, and the columns of parts and shards, in this order.
+CELL_COLUMNS = {
+    "cell_type": pa.int32(),
+    "slice_id": pa.int32(),
+    "cell_id": pa.int64(),
+    "obs_name": pa.string(),
+}
 PART_SCHEMA = pa.schema(
     {
         "gene_index": vector_of(pa.int32()),
         "gene_value": vector_of(pa.float32()),
         "position": vector_of(pa.float64()),
-        "cell_type": pa.int32(),
-        "slice_id": pa.int32(),
-        "cell_id": pa.int64(),
-        "obs_name": pa.string(),
+        **CELL_COLUMNS,
     }
 )
+
+
+def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
+    """List the columns of a shard."""
+    expression = (
+        {"expression": vector_of(pa.float32())}
+        if storage == "dense"
+        else {"gene_index": vector_of(pa.int32()), "gene_value": vector_of(pa.float32())}
+    )
+    of_cells = {
+        name: kind for name, kind in CELL_COLUMNS.items() if with_cell_type or name != "cell_type"
+    }
+    columns = {**expression, "position": vector_of(pa.float64()), **of_cells}
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
 @dataclass(frozen=True)
@@ -57,25 +75,28 @@ class Cells:
 
     def take(self, rows: Int64[np.ndarray, " M"]) -> "Cells":
         """Return these rows in this order."""
-        return Cells(
-            self.values[rows],
-            self.position[rows],
-            self.cell_type[rows],
-            self.slice_id[rows],
-            self.cell_id[rows],
-            self.obs_name.take(pa.array(rows)),
-        )
+        columns = {
+            name: column.take(pa.array(rows)) if isinstance(column, pa.Array) else column[rows]
+            for name, column in self.columns().items()
+        }
+        return Cells(self.values[rows], self.position[rows], **columns)
+
+    def columns(self) -> dict[str, Any]:
+        """Return what has one value per cell, by the name of its column."""
+        return {name: getattr(self, name) for name in CELL_COLUMNS}
 
 
 def joined(tables: Sequence[Cells]) -> Cells:
     """Put tables one below the other."""
+    columns = {}
+    for name in CELL_COLUMNS:
+        pieces = [getattr(table, name) for table in tables]
+        of_arrow = isinstance(pieces[0], pa.Array)
+        columns[name] = pa.concat_arrays(pieces) if of_arrow else np.concatenate(pieces)
     return Cells(
         vstack([table.values for table in tables], format="csr"),
         np.concatenate([table.position for table in tables]),
-        np.concatenate([table.cell_type for table in tables]),
-        np.concatenate([table.slice_id for table in tables]),
-        np.concatenate([table.cell_id for table in tables]),
-        pa.concat_arrays([table.obs_name for table in tables]),
+        **columns,
     )
 
 
@@ -105,32 +126,38 @@ def equal_vectors(values: np.ndarray) -> pa.ListArray:
     return vectors(values.reshape(-1), np.arange(rows + 1) * width)
 
 
+def arrow_columns(cells: Cells) -> dict[str, pa.Array]:
+    """Return what has one value per cell, as Arrow."""
+    return {
+        name: column if isinstance(column, pa.Array) else pa.array(column)
+        for name, column in cells.columns().items()
+    }
+
+
 def to_batch(cells: Cells) -> pa.RecordBatch:
-    """Turn a table of cells into Arrow."""
+    """Convert a table of cells into Arrow."""
     values = cells.values
     columns = [
         vectors(values.indices.astype(np.int32, copy=False), values.indptr),
         vectors(values.data, values.indptr),
         equal_vectors(cells.position),
-        pa.array(cells.cell_type),
-        pa.array(cells.slice_id),
-        pa.array(cells.cell_id),
-        cells.obs_name,
+        *arrow_columns(cells).values(),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PART_SCHEMA)
 
 
 def from_batch(batch: pa.RecordBatch, num_genes: int) -> Cells:
-    """Turn Arrow back into a table of cells, without copying its numbers."""
+    """Convert Arrow back into a table of cells, without copying its numbers."""
     index, value = batch["gene_index"], batch["gene_value"]
     entries = (value.flatten().to_numpy(), index.flatten().to_numpy(), index.offsets.to_numpy())
+    columns = {
+        name: batch[name] if pa.types.is_string(kind) else batch[name].to_numpy()
+        for name, kind in CELL_COLUMNS.items()
+    }
     return Cells(
         csr_array(entries, shape=(len(batch), num_genes)),
         batch["position"].flatten().to_numpy().reshape(-1, 3),
-        batch["cell_type"].to_numpy(),
-        batch["slice_id"].to_numpy(),
-        batch["cell_id"].to_numpy(),
-        batch["obs_name"],
+        **columns,
     )
 
 
@@ -208,11 +235,11 @@ class SortedParts:
             source = files.enter_context(pa.OSFile(str(path)))
             reader = files.enter_context(pa.ipc.open_file(source))
             numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
-            places = {number: place for place, number in enumerate(numbers)}
-            self._open[path] = (files, reader, places)
+            batch_of = {number: index for index, number in enumerate(numbers)}
+            self._open[path] = (files, reader, batch_of)
         self._open.move_to_end(path)
-        _, reader, places = self._open[path]
-        return from_batch(reader.get_batch(places[bucket]), self.num_genes)
+        _, reader, batch_of = self._open[path]
+        return from_batch(reader.get_batch(batch_of[bucket]), self.num_genes)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -1,7 +1,7 @@
 """Spatial patches: positions of a slice enter, contiguous sets of cells leave.
 
 Recursive bisection: a slice is cut at right angles to its longest side until each part has at most
-a set of cells; every cell is in exactly one part. The frame is turned at random first, so that the
+a set of cells; every cell is in exactly one part. The frame is rotated at random first, so that the
 cuts of one epoch are not those of the next. Each level cuts all parts at once.
 """
 
@@ -11,8 +11,8 @@ from jaxtyping import Float, Float64, Int64
 from alphastomics.preprocessing.order import sets_of_slice
 
 
-def turned(position: Float[np.ndarray, "N 3"], angle: float) -> Float64[np.ndarray, "N 3"]:
-    """Return coordinates along the slice's own axes, turned within its widest plane."""
+def rotated(position: Float[np.ndarray, "N 3"], angle: float) -> Float64[np.ndarray, "N 3"]:
+    """Return coordinates along the slice's own axes, rotated within its widest plane."""
     centered = position.astype(np.float64) - position.mean(axis=0, dtype=np.float64)
     _, axes = np.linalg.eigh(centered.T @ centered)
     own = centered @ axes[:, ::-1]
@@ -26,7 +26,7 @@ def patches(
 ) -> list[Int64[np.ndarray, " M"]]:
     """Divide the cells of a slice into contiguous sets of nearly equal size."""
     cells = len(position)
-    coordinates = turned(position, rng.uniform(0, 2 * np.pi))
+    coordinates = rotated(position, rng.uniform(0, 2 * np.pi))
     order = np.arange(cells)
     sizes = np.array([cells])
     parts = np.array([sets_of_slice(cells, set_size)])  # how many sets each part still becomes

@@ -102,7 +102,7 @@ def runs(total: int, longest: int) -> list[int]:
 def mixed_shards(
     cells: Int64[np.ndarray, " S"], request: PlanRequest, split: int
 ) -> list[list[Int64[np.ndarray, " S"]]]:
-    """Layout `shuffled`: every shard, and every bucket in it, draws from all slices."""
+    """Layout `shuffled`: every shard, and every bucket in it, samples all slices."""
     rng = np.random.default_rng([request.seed, SHARD_STREAM, split])
     sizes = runs(int(cells.sum()), request.max_shard_size)
     shards = draw_without_replacement(cells, sizes, rng)
@@ -117,13 +117,13 @@ def shards_by_slice(
 ) -> list[list[Int64[np.ndarray, " S"]]]:
     """Layout `slice`: a bucket has cells of one slice; a shard starts anew rather than cut one."""
     shards: list[list[Int64[np.ndarray, " S"]]] = []
-    room = 0
+    left = 0
     for number in np.flatnonzero(cells):
         for piece in runs(int(cells[number]), request.max_shard_size):
-            if piece > room:
+            if piece > left:
                 shards.append([])
-                room = request.max_shard_size
-            room -= piece
+                left = request.max_shard_size
+            left -= piece
             for rows in runs(piece, request.bucket_rows):
                 bucket = np.zeros_like(cells)
                 bucket[number] = rows

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # log(1 + 1e4), a cell with one gene alone, is 9.2; counts of real cells reach further.
 LARGEST_LOG_VALUE = 12.0
+# Shares of the model's genes.
 FEW_GENES, VERY_FEW_GENES = 0.5, 0.1
 # Micrometres and pixels, or millimetres, differ by more.
 UNIT_RATIO = 5.0
@@ -73,19 +74,23 @@ def needs_normalizing(
 
 
 def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
-    """Warn of a query that shares few genes with the model."""
-    share = measured / max(len(genes), 1)
+    """Warn of a query that shares few genes with the model; refuse one that shares none."""
+    if measured == 0:
+        raise InputError(
+            f"{path}: has none of the model's {len(genes)} genes (first: {genes[0]!r}): name its "
+            "genes as the training data does, in var_names"
+        )
+    share = measured / len(genes)
     if share >= FEW_GENES:
         return
-    verdict = "expect results near chance" if share < VERY_FEW_GENES else "expect worse results"
     logger.warning(
-        "%s: has %d of the model's %d genes (%.0f %%): %s; train on the genes that both have "
-        "(--gene_list_file)",
+        "%s: has %d of the model's %d genes, %.0f %%: results are unreliable%s; preprocess with "
+        "the genes that both have (--gene_list_file) and train again",
         path,
         measured,
         len(genes),
         100 * share,
-        verdict,
+        ", expect them near chance" if share < VERY_FEW_GENES else "",
     )
 
 

@@ -80,27 +80,27 @@ def flattened(value: Any, name: str) -> Iterator[tuple[str, object]]:
 def differences(before: Any, now: Any) -> list[str]:
     """List what differs between two requests, in words."""
     old, new = dict(flattened(before, "")), dict(flattened(now, ""))
-    found = []
+    changes = []
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) == new.get(key):
             continue
         if key.startswith("inputs."):
             name = key.removeprefix("inputs.")
             state = "is gone" if key not in new else "is new" if key not in old else "has changed"
-            found.append(f"{name} {state}")
+            changes.append(f"{name} {state}")
         else:
-            found.append(f"{key} was {old.get(key)!r} and is now {new.get(key)!r}")
-    return found
+            changes.append(f"{key} was {old.get(key)!r} and is now {new.get(key)!r}")
+    return changes
 
 
 def require_same(before: Any, now: dict[str, Any], folder: Path) -> None:
     """Refuse to go on in a folder that was begun with other inputs or settings."""
-    found = differences(before, now)
-    if found:
-        more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
+    changes = differences(before, now)
+    if changes:
+        more = f" (and {len(changes) - SHOWN} more)" if len(changes) > SHOWN else ""
         raise InputError(
-            f"{folder}: was begun with other inputs or settings: {'; '.join(found[:SHOWN])}{more}. "
-            "Give --overwrite to start again, or another --output_dir"
+            f"{folder}: was begun with other inputs or settings: {'; '.join(changes[:SHOWN])}{more}"
+            ". Give --overwrite to start again, or another --output_dir"
         )
 
 

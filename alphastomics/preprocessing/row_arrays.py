@@ -53,8 +53,8 @@ def read_rows(
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
             version = np.lib.format.read_magic(file)
-            found, order, kind = np.lib.format.read_array_header_1_0(file)
-            if version != (1, 0) or found != shape or order or kind != np.dtype("<f8"):
+            stored_shape, order, kind = np.lib.format.read_array_header_1_0(file)
+            if version != (1, 0) or stored_shape != shape or order or kind != np.dtype("<f8"):
                 raise InputError(damaged)
             for start in range(0, shape[0], rows):
                 size = min(rows, shape[0] - start)
@@ -96,14 +96,14 @@ class Compact(NamedTuple):
 NOTHING = Compact(0, np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
-def packed(found: list[Compact]) -> dict[str, np.ndarray]:
+def packed(moments: list[Compact]) -> dict[str, np.ndarray]:
     """Put the moments of several slices into a few arrays."""
     return {
-        "count": np.array([one.cells for one in found]),
-        "length": np.array([len(one.genes) for one in found]),
-        "genes": np.concatenate([one.genes for one in found]),
-        "mean": np.concatenate([one.mean for one in found]),
-        "squares": np.concatenate([one.squares for one in found]),
+        "count": np.array([moment.cells for moment in moments]),
+        "length": np.array([len(moment.genes) for moment in moments]),
+        "genes": np.concatenate([moment.genes for moment in moments]),
+        "mean": np.concatenate([moment.mean for moment in moments]),
+        "squares": np.concatenate([moment.squares for moment in moments]),
     }
 
 

@@ -80,7 +80,7 @@ class SplitRecord(Record):
 
 
 class SliceRecord(Record):
-    """One tissue slice; its place in the list is the `slice_id` of its cells."""
+    """One tissue slice; its index in the list is the `slice_id` of its cells."""
 
     name: str
     dataset: int
@@ -181,8 +181,8 @@ class Metadata(Record):
     @property
     def has_common_frame(self) -> bool:
         """Say whether positions of slices that are yet to come can be compared with these."""
-        flat = {record.z is not None for record in self.slices}
-        return flat == {False} or (self.common_frame and flat == {True})
+        planar = {record.z is not None for record in self.slices}
+        return planar == {False} or (self.common_frame and planar == {True})
 
     @property
     def training_digest(self) -> str:
@@ -223,21 +223,23 @@ class Metadata(Record):
     def _adds_up(self) -> bool:
         """Tell whether the counts of slices, splits and runs of rows are those of one plan."""
         counts = [record.cells_per_split for record in self.slices]
-        if any(set(found) != set(SPLITS) or min(found.values()) < 0 for found in counts):
+        if any(
+            set(per_split) != set(SPLITS) or min(per_split.values()) < 0 for per_split in counts
+        ):
             return False
         of_slices = [record.cells for record in self.slices]
         of_splits = {name: self.splits[name].cells for name in SPLITS}
-        if [sum(found.values()) for found in counts] != of_slices:
+        if [sum(per_split.values()) for per_split in counts] != of_slices:
             return False
-        if {name: sum(found[name] for found in counts) for name in SPLITS} != of_splits:
+        if {name: sum(per_split[name] for per_split in counts) for name in SPLITS} != of_splits:
             return False
         if self.layout != "slice":
             return True
         for name in SPLITS:
-            found = [0] * len(counts)
+            per_split = [0] * len(counts)
             for number, size in (run for s in self.splits[name].shards for run in s.slices or ()):
-                found[number] += size
-            if found != [each[name] for each in counts]:
+                per_split[number] += size
+            if per_split != [each[name] for each in counts]:
                 return False
         return True
 
@@ -270,21 +272,3 @@ def shard_name(split: str, index: int, total: int) -> str:
 def vector_of(value: pa.DataType) -> pa.DataType:
     """Return the list type of a vector per cell; without nulls it reads twice as fast."""
     return pa.list_(pa.field("element", value, nullable=False))
-
-
-def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
-    """List the columns of a shard."""
-    expression = (
-        {"expression": vector_of(pa.float32())}
-        if storage == "dense"
-        else {"gene_index": vector_of(pa.int32()), "gene_value": vector_of(pa.float32())}
-    )
-    columns = {
-        **expression,
-        "position": vector_of(pa.float64()),
-        **({"cell_type": pa.int32()} if with_cell_type else {}),
-        "slice_id": pa.int32(),
-        "cell_id": pa.int64(),
-        "obs_name": pa.string(),
-    }
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])

@@ -28,39 +28,39 @@ def _require_own_datasets(path: Path, group: Any, where: str, seen: set[int]) ->
     import h5py
 
     for name in group:
-        place = f"{where}{name}"
+        entry = f"{where}{name}"
         link = group.get(name, getlink=True)
         if isinstance(link, h5py.SoftLink):
             continue
         if not isinstance(link, h5py.HardLink):
-            raise _refusal(path, place, "a link into another file")
+            raise _refusal(path, entry, "a link into another file")
         element = group[name]
         address = int(h5py.h5o.get_info(element.id).addr)
         if address in seen:
             continue
         seen.add(address)
         if isinstance(element, h5py.Group):
-            _require_own_datasets(path, element, f"{place}/", seen)
+            _require_own_datasets(path, element, f"{entry}/", seen)
         elif isinstance(element, h5py.Dataset):
             if element.is_virtual:
-                raise _refusal(path, place, "a virtual dataset, which shows other files")
+                raise _refusal(path, entry, "a virtual dataset, which shows other files")
             if element.id.get_create_plist().get_external_count():
-                raise _refusal(path, place, "stored in another file")
+                raise _refusal(path, entry, "stored in another file")
 
 
 def _require_plain_files(store: Path) -> None:
     """Refuse links and pipes in a Zarr store."""
     for folder, names, files in os.walk(store):
         for name in (*names, *files):
-            place = Path(folder) / name
-            mode = place.lstat().st_mode
+            entry = Path(folder) / name
+            mode = entry.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 said = "a symbolic link" if stat.S_ISLNK(mode) else "no plain file"
-                raise _refusal(store, place.relative_to(store).as_posix(), said)
+                raise _refusal(store, entry.relative_to(store).as_posix(), said)
 
 
-def _refusal(path: Path, place: str, said: str) -> InputError:
+def _refusal(path: Path, entry: str, said: str) -> InputError:
     return InputError(
-        f"{path}: {place} is {said}: content from elsewhere would become part of the output; save "
+        f"{path}: {entry} is {said}: content from elsewhere would become part of the output; save "
         "a copy that holds it itself (anndata.read_h5ad, then write_h5ad)"
     )

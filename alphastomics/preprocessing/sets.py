@@ -28,7 +28,7 @@ class BatchShape:
 
     @property
     def cells(self) -> int:
-        """Count the places for cells."""
+        """Count the rows for cells, padding included."""
         return self.sets_per_batch * self.set_size
 
 
@@ -38,10 +38,10 @@ def batch_of(
     """Make a batch of at most `sets_per_batch` sets; what is lacking is padded and masked."""
     chosen = [_runs_joined(table, rows) for table, rows in _grouped(sets)]
     sizes = [length(rows) for _, rows in sets]
-    places = None if sum(sizes) == shape.cells else _places(sizes, shape.set_size)
+    padded_rows = None if sum(sizes) == shape.cells else _padded_rows(sizes, shape.set_size)
 
     def column(blocks: list[np.ndarray], fill: int, width: tuple[int, ...]) -> np.ndarray:
-        return _padded(blocks, places, shape, fill, width)
+        return _padded(blocks, padded_rows, shape, fill, width)
 
     genes = reader.metadata.num_genes
     slice_id = column([cells.slice_id for cells in chosen], NONE, ()).astype(np.int64)
@@ -88,8 +88,8 @@ def _runs_joined(table: CellTable, sets: list[Rows]) -> CellTable:
     return table.take(np.concatenate([np.r_[rows] for rows in sets]))
 
 
-def _places(sizes: list[int], set_size: int) -> Int64[np.ndarray, " N"]:
-    """Return the place in the flat batch of each cell."""
+def _padded_rows(sizes: list[int], set_size: int) -> Int64[np.ndarray, " N"]:
+    """Return the row of each cell in the flattened batch."""
     first = np.arange(len(sizes)) * set_size
     before = np.cumsum([0, *sizes])[:-1]
     return np.arange(sum(sizes)) + np.repeat(first - before, sizes)
@@ -97,14 +97,14 @@ def _places(sizes: list[int], set_size: int) -> Int64[np.ndarray, " N"]:
 
 def _padded(
     blocks: list[np.ndarray],
-    places: Int64[np.ndarray, " N"] | None,
+    padded_rows: Int64[np.ndarray, " N"] | None,
     shape: BatchShape,
     fill: int,
     width: tuple[int, ...],
 ) -> np.ndarray:
     """Join blocks of cells and lay them out as sets."""
     layout = (shape.sets_per_batch, shape.set_size, *width)
-    if places is None:
+    if padded_rows is None:
         whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         return whole.reshape(layout)
     # Float is what all but numbers and masks are, and an empty batch has no block to ask.
@@ -112,7 +112,7 @@ def _padded(
     flat = np.full((shape.cells, *width), fill, dtype=kind)
     start = 0
     for block in blocks:
-        flat[places[start : start + len(block)]] = block
+        flat[padded_rows[start : start + len(block)]] = block
         start += len(block)
     return flat.reshape(layout)
 
@@ -121,8 +121,8 @@ def _panels(reader: ShardReader, slice_id: np.ndarray) -> tuple[np.ndarray, np.n
     """Return each cell's panel among those of this batch, and the panels themselves."""
     if len(reader.measured_genes) == 1:
         return np.zeros_like(slice_id), reader.measured_genes
-    found, panel = np.unique(reader.panel_of_slice[slice_id], return_inverse=True)
-    return panel.reshape(slice_id.shape), reader.measured_genes[found]
+    panels, panel = np.unique(reader.panel_of_slice[slice_id], return_inverse=True)
+    return panel.reshape(slice_id.shape), reader.measured_genes[panels]
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

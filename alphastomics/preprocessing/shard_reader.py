@@ -16,12 +16,12 @@ from scipy.sparse import csr_array, vstack
 from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
+from alphastomics.preprocessing.parts import shard_schema
 from alphastomics.preprocessing.schema import (
     METADATA_FILE,
     SCALING_FILE,
     Metadata,
     ShardRecord,
-    shard_schema,
 )
 
 Rows = slice | np.ndarray
@@ -162,8 +162,8 @@ class ShardReader:
 
     def names(self, piece: Piece) -> list[str]:
         """Return the cells' names in the input."""
-        found = self._read_columns(piece, ["obs_name"])["obs_name"].to_pylist()
-        return found[piece.start : piece.stop]
+        names = self._read_columns(piece, ["obs_name"])["obs_name"].to_pylist()
+        return names[piece.start : piece.stop]
 
     def named_cells(self, piece: Piece) -> tuple[Int64[np.ndarray, " N"], pa.ChunkedArray]:
         """Return the numbers of a row group's cells, and their names in the input."""
@@ -230,7 +230,7 @@ class ShardReader:
             self._verified.add(number)
 
     def _cells(self, table: pa.Table, record: ShardRecord, piece: Piece) -> CellTable:
-        """Turn the columns of a row group into numbers, without copying."""
+        """Convert the columns of a row group into numbers, without copying."""
         batch = table.combine_chunks().to_batches()[0]
         rows, genes = len(batch), self.metadata.num_genes
         if rows != record.row_groups[piece.group]:
@@ -244,8 +244,8 @@ class ShardReader:
             expression = values.reshape(rows, genes)
         else:
             expression = self._sparse(batch, rows, genes)
-        places = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
-        if len(places) != rows * 3:
+        coordinates = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
+        if len(coordinates) != rows * 3:
             raise KeyError("position does not hold 3 numbers per cell")
         missing = np.full(rows, -1, dtype=np.int32)
         types = self.metadata.cell_types
@@ -254,7 +254,7 @@ class ShardReader:
             raise KeyError("cell_type has numbers that are no cell type's")
         whole = CellTable(
             expression,
-            places.reshape(rows, 3),
+            coordinates.reshape(rows, 3),
             labels,
             batch["slice_id"].to_numpy(),
             batch["cell_id"].to_numpy(),
@@ -322,7 +322,7 @@ def empty_table(cells: int, genes: int) -> CellTable:
     )
 
 
-def place(target: CellTable, rows: Int64[np.ndarray, " M"], cells: CellTable) -> None:
+def put_rows(target: CellTable, rows: Int64[np.ndarray, " M"], cells: CellTable) -> None:
     """Copy cells to their rows of a dense table."""
     target.expression[rows] = cells.expression
     target.position[rows] = cells.position

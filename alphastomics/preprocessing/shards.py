@@ -5,7 +5,7 @@ from all parts, one at a time, permutes each and writes it. Memory holds a part 
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from alphastomics.preprocessing.normalize import (
 from alphastomics.preprocessing.parts import (
     Cells,
     SortedParts,
+    arrow_columns,
     equal_vectors,
     joined,
     naming,
     read_part,
+    shard_schema,
     to_batch,
     vectors,
     write_part,
@@ -43,7 +45,7 @@ from alphastomics.preprocessing.plan import (
     order_in_bucket,
 )
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
-from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name, shard_schema
+from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
 LONGEST_ROW_GROUP = 8192
@@ -180,23 +182,22 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
     z = np.repeat(z_values, sizes)
     position = np.array(cells.position)
     position[:, 2] = np.where(np.isnan(z), position[:, 2], z)
-    return Cells(
-        cells.values,
-        position,
-        types[cells.cell_type],
-        np.repeat(numbers, sizes).astype(np.int32),
-        cells.cell_id + np.repeat(first_cells, sizes),
-        cells.obs_name,
+    return replace(
+        cells,
+        position=position,
+        cell_type=types[cells.cell_type],
+        slice_id=np.repeat(numbers, sizes).astype(np.int32),
+        cell_id=cells.cell_id + np.repeat(first_cells, sizes),
     )
 
 
 def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
     """Gather where the training cells of each slice lie."""
-    found = []
+    records = []
     for number in np.unique(cells.slice_id[chosen]).tolist():
         position = cells.position[chosen & (cells.slice_id == number)]
         moments: Moments = moments_of_dense(position)
-        found.append(
+        records.append(
             {
                 "slice": number,
                 "count": moments.count,
@@ -206,7 +207,7 @@ def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
                 "maximum": position.max(axis=0).tolist(),
             }
         )
-    return found
+    return records
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
@@ -220,8 +221,8 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
     marker = load_marker(done)
     if marker is not None:
-        places = (path, task.staged_folder.parent / name)
-        if any(is_file_of(place, marker["sha256"]) for place in places):
+        candidates = (path, task.staged_folder.parent / name)
+        if any(is_file_of(candidate, marker["sha256"]) for candidate in candidates):
             return marker
     groups: list[int] = []
     with (
@@ -272,21 +273,17 @@ def _gathered(task: ShardTask, plan: Plan, bucket: int, parts: SortedParts) -> C
 
 
 def _table(task: ShardTask, cells: Cells) -> pa.Table:
-    """Turn cells into the columns of a shard."""
+    """Convert cells into the columns of a shard."""
     values = cells.values
     if task.storage == "sparse":
         index = vectors(values.indices.astype(np.int32, copy=False), values.indptr)
         expression = [index, vectors(values.data, values.indptr)]
     else:
         expression = [equal_vectors(densified(values, cells.slice_id, _absent_value(task)))]
-    columns = [
-        *expression,
-        equal_vectors(cells.position),
-        *([pa.array(cells.cell_type)] if task.with_cell_type else []),
-        pa.array(cells.slice_id),
-        pa.array(cells.cell_id),
-        cells.obs_name,
-    ]
+    of_cells = arrow_columns(cells)
+    if not task.with_cell_type:
+        del of_cells["cell_type"]
+    columns = [*expression, equal_vectors(cells.position), *of_cells.values()]
     schema = shard_schema(task.storage, with_cell_type=task.with_cell_type)
     return pa.Table.from_arrays(columns, schema=schema)
 

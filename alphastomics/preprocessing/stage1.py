@@ -115,13 +115,13 @@ def run(
 
 def _finished(folder: Path) -> dict[str, Any] | None:
     """Read what a finished folder says of itself; None where it says nothing."""
-    found = resume.load(folder / DATASET_FILE)
-    if (folder / DATASET_FILE).exists() and not isinstance(found, dict):
+    record = resume.load(folder / DATASET_FILE)
+    if (folder / DATASET_FILE).exists() and not isinstance(record, dict):
         raise InputError(
             f"{folder / DATASET_FILE}: is damaged: give --overwrite to start again, or another "
             "--output_dir"
         )
-    return found
+    return record
 
 
 def checked(finished: dict[str, Any], folder: Path, request: dict[str, Any]) -> bool:
@@ -158,7 +158,7 @@ def _is_whole(folder: Path, dataset: dict[str, Any]) -> bool:
 def _look(
     options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, pool: WorkerPool
 ) -> tuple[list[Inspection], list[str]]:
-    """Survey all files and settle the gene list, before anything is written."""
+    """Inspect all files and fix the gene list, before anything is written."""
     inputs = find_inputs(input_dir)
     sizes = {name: size_of(path) for name, path in inputs.items()}
     tasks = [
@@ -206,13 +206,13 @@ def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection
 
 def _point_out_generated(inspections: list[Inspection]) -> None:
     """Name what `sample` wrote: by default it lies beside its input, among the slices."""
-    made = [inspection.path for inspection in inspections if is_generated(inspection.path)]
-    if made:
+    generated = [inspection.path for inspection in inspections if is_generated(inspection.path)]
+    if generated:
         logger.warning(
             "%d files were written by `alphastomics sample` (first %s): their cells are taken like "
             "those of any slice; move them away if that is not meant",
-            len(made),
-            made[0],
+            len(generated),
+            generated[0],
         )
 
 
@@ -277,8 +277,8 @@ def statistics(
     """Join the moments of all parts, in their order, and write each slice's mean and deviation."""
     joined = [NOTHING] * num_slices
     for marker in markers:
-        found = unpacked(read_arrays(folder / marker["moments_file"]))
-        for (number, _, _), moments in zip(marker["runs"], found, strict=True):
+        of_runs = unpacked(read_arrays(folder / marker["moments_file"]))
+        for (number, _, _), moments in zip(marker["runs"], of_runs, strict=True):
             joined[number] = joined[number].joined(moments, num_genes)
 
     def rows(statistic: Callable[[Moments], np.ndarray]) -> Blocks:

@@ -114,7 +114,7 @@ def run(
 
 
 def inputs_of(datasets: Merged) -> dict[str, str]:
-    """Name what goes in by its place and its content: names of folders repeat, and order counts."""
+    """Name the inputs by their order and their content: names may repeat, and order counts."""
     pairs = enumerate(zip(datasets.names, datasets.digests, strict=True))
     return {f"{number}: {name}": digest for number, (name, digest) in pairs}
 
@@ -197,7 +197,7 @@ def _act(
     tasks = shard_tasks(options, datasets, asked, staged.resolve(), shuffle, holders)
     with track("stage 2, write", len(tasks), "shards") as advance:
         shards = pool.run(write_shard, tasks, lambda _: advance(1))
-    moments = [found for part in sorted_parts for found in part["training_positions"]]
+    moments = [moment for part in sorted_parts for moment in part["training_positions"]]
     metadata = metadata_of(options, datasets, plan, shards, moments, request)
     for note in frame_notes(metadata, slice_extents(moments)):
         logger.warning("%s", note)
@@ -298,12 +298,12 @@ def shard_tasks(
     ]
 
 
-def position_statistics(found: list[dict[str, Any]]) -> PositionStatistics | None:
+def position_statistics(records: list[dict[str, Any]]) -> PositionStatistics | None:
     """Join where the training cells of all parts lie; None without training cells."""
-    if not found:
+    if not records:
         return None
     by_slice: dict[int, Moments] = {}
-    for record in found:
+    for record in records:
         moments = Moments(record["count"], np.array(record["mean"]), np.array(record["squares"]))
         known = by_slice.get(record["slice"])
         by_slice[record["slice"]] = moments if known is None else merged(known, moments)
@@ -316,13 +316,13 @@ def position_statistics(found: list[dict[str, Any]]) -> PositionStatistics | Non
         center=total.mean.tolist(),
         scale=_root_mean_square(total.squares, total.count),
         within_slice_scale=_root_mean_square(within, total.count),
-        minimum=np.min([record["minimum"] for record in found], axis=0).tolist(),
-        maximum=np.max([record["maximum"] for record in found], axis=0).tolist(),
+        minimum=np.min([record["minimum"] for record in records], axis=0).tolist(),
+        maximum=np.max([record["maximum"] for record in records], axis=0).tolist(),
     )
 
 
 def _root_mean_square(squares: Float64[np.ndarray, " 3"], count: int) -> float:
-    """Return the isotropic spread over the axes that vary; 1 where none does."""
+    """Return the isotropic root mean square over the axes that vary; 1 where none does."""
     varying = int((squares > 0).sum())
     return float(np.sqrt(squares.sum() / (count * varying))) if varying else 1.0
 

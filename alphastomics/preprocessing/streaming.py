@@ -24,7 +24,7 @@ from alphastomics.preprocessing.shard_reader import (
     ShardReader,
     empty_table,
     joined,
-    place,
+    put_rows,
 )
 
 Item = TypeVar("Item")
@@ -107,7 +107,7 @@ class RandomStream:
         sets = [slice(start, min(start + draw.set_size, size)) for start in starts]
         if self.reader.metadata.storage == "dense":
             return Window(loader.read_positioned(pieces, mixed), [*sets])
-        # Sparse cells are copied anyway when they are spread out: no need to move them before.
+        # Sparse cells are copied anyway when they are made dense: no need to move them before.
         return Window(loader.read_joined(pieces), [mixed[rows] for rows in sets])
 
 
@@ -137,7 +137,7 @@ class WindowLoader:
         targets = np.split(row_of, np.cumsum([len(piece) for piece in pieces])[:-1])
 
         def fill(job: tuple[Piece, np.ndarray]) -> None:
-            place(table, job[1], self._piece(keep, job[0]))
+            put_rows(table, job[1], self._piece(keep, job[0]))
 
         mapped(self.pool, fill, list(zip(pieces, targets, strict=True)))
         self._forget_all_but(keep)
@@ -203,7 +203,7 @@ class SliceStream:
                 yield lambda mine=mine: self._window(mine, epoch, pool)  # type: ignore[misc]
 
     def _window(self, sets: list[order.SliceSet], epoch: int, pool: Executor | None) -> Window:
-        numbers = list(dict.fromkeys(one.slice_number for one in sets))
+        numbers = list(dict.fromkeys(cell_set.slice_number for cell_set in sets))
         pieces = [self.pieces_of(number) for number in numbers]
         flat = [piece for group in pieces for piece in group]
         table = joined(mapped(pool, self.reader.read, flat))
@@ -213,7 +213,7 @@ class SliceStream:
         for number, size in zip(numbers, sizes, strict=True):
             rows[number] = self._divided(table.position[first : first + size], number, epoch, first)
             first += size
-        chosen: list[Rows] = [rows[one.slice_number][one.number] for one in sets]
+        chosen: list[Rows] = [rows[cell_set.slice_number][cell_set.number] for cell_set in sets]
         return Window(table, chosen)
 
     def _divided(
@@ -221,21 +221,21 @@ class SliceStream:
     ) -> list[np.ndarray]:
         """Divide a slice into sets of rows of the window."""
         rng = order.slice_generator(self.draw.seed, epoch, number)
-        found = (
+        divided = (
             order.random_sets(len(position), self.draw.set_size, rng)
             if self.draw.kind == "slice"
             else patches(position, self.draw.set_size, rng)
         )
-        return [rows + first for rows in found]
+        return [rows + first for rows in divided]
 
     def pieces_of(self, slice_number: int) -> list[Piece]:
         """Return where the cells of a slice lie."""
-        return self._places.get(slice_number, [])
+        return self._pieces_by_slice.get(slice_number, [])
 
     @cached_property
-    def _places(self) -> dict[int, list[Piece]]:
+    def _pieces_by_slice(self) -> dict[int, list[Piece]]:
         """Find where the cells of every slice lie, in one pass over the row groups."""
-        places: dict[int, list[Piece]] = {}
+        by_slice: dict[int, list[Piece]] = {}
         for number, shard in enumerate(self.reader.shards):
             group, used = 0, 0  # the row group that is next, and how many of its rows are taken
             for run, cells in shard.slices or []:
@@ -244,8 +244,8 @@ class SliceStream:
                     rows = min(left, shard.row_groups[group] - used)
                     if rows:
                         piece = Piece(number, group, used, used + rows)
-                        places.setdefault(run, []).append(piece)
+                        by_slice.setdefault(run, []).append(piece)
                     left, used = left - rows, used + rows
                     if used == shard.row_groups[group]:
                         group, used = group + 1, 0
-        return places
+        return by_slice

@@ -1,6 +1,6 @@
 """Inspection in a child process: a path or an inspection task enters, an inspection leaves.
 
-The HDF5 library can crash, or turn in circles for ever, on a damaged file, and Python can catch
+The HDF5 library can crash, or loop for ever, on a damaged file, and Python can catch
 neither. So the structure of every file is first walked through by a child process; only a file that
 has passed is opened here. One child serves a whole process, so that it costs its start once. The
 two talk in lines of JSON.
@@ -114,14 +114,18 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
             if act == "walk":
                 walk(path, root)
                 return "done", None
-        found = inspect_file(InspectionTask(path=path, **task))
+        inspection = inspect_file(InspectionTask(path=path, **task))
     except InputError as error:
         return "refused", str(error)
     except OSError as error:
         return "system", [error.errno, error.strerror, error.filename and str(error.filename)]
     except Exception as error:  # noqa: BLE001 (it is raised again, by the parent)
         return "fault", f"{type(error).__name__}: {error}"
-    plain = {**vars(found), "path": str(path), "chunk_counts": found.chunk_counts.tolist()}
+    plain = {
+        **vars(inspection),
+        "path": str(path),
+        "chunk_counts": inspection.chunk_counts.tolist(),
+    }
     return "done", plain
 
 
@@ -130,19 +134,19 @@ atexit.register(READER.close)
 
 
 def inspected_in_subprocess(task: InspectionTask) -> Inspection:
-    """Survey a file in this process's child."""
+    """Inspect a file in this process's child."""
     asked = {**asdict(task), "path": str(task.path)}
-    found = READER.ask("inspect", task.path, task.bytes, asked)
-    types = found["cell_types"]
+    answer = READER.ask("inspect", task.path, task.bytes, asked)
+    types = answer["cell_types"]
     return Inspection(
         **{
-            **found,
+            **answer,
             "path": task.path,
-            "genes": tuple(found["genes"]),
-            "slices": tuple(found["slices"]),
-            "chunk_counts": np.array(found["chunk_counts"], dtype=np.int64),
+            "genes": tuple(answer["genes"]),
+            "slices": tuple(answer["slices"]),
+            "chunk_counts": np.array(answer["chunk_counts"], dtype=np.int64),
             "cell_types": None if types is None else tuple(types),
-            "samples": tuple(found["samples"]),
+            "samples": tuple(answer["samples"]),
         }
     )
 

@@ -1,4 +1,4 @@
-"""A column-wise X (CSC) turned into chunks of rows, with memory for a chunk only.
+"""A column-wise X (CSC) converted into chunks of rows, with memory for a chunk only.
 
 Columns are read in blocks; the entries of a block are dealt out to one file per chunk of rows. So
 the matrix is read once, where picking rows out of columns would read it once per chunk.

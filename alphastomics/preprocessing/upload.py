@@ -148,7 +148,7 @@ def _values(metadata: Metadata) -> str:
     steps = [total if done.log_normalize else "not log-normalised"]
     steps.append("each gene standardised within its slice" if done.scale else "not standardised")
     for key, step in {"log_normalize": "log-normalised", "scale": "standardised"}.items():
-        as_they_came = [one for one in metadata.slices if getattr(one, key) is False]
+        as_they_came = [record for record in metadata.slices if getattr(record, key) is False]
         if getattr(done, key) and as_they_came:
             steps.append(f"{len(as_they_came)} slice(s) came already {step}")
     columns = (

@@ -1,7 +1,8 @@
-"""Findings of a checkpoint: a module and cells with known places enter, `Findings` leave."""
+"""Findings of a checkpoint: a module and cells with known positions enter, `Findings` leave."""
 
 import csv
 from contextlib import suppress
+from functools import partial
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -34,6 +35,9 @@ PATH_CELLS, PATH_STEPS = 3000, 30
 COMPARED_CELLS = 4000
 COMPONENTS = 30
 
+# Named after the page: `test` has generated the same cells before, to score them.
+generate_for_report = partial(generate, purpose="report")
+
 
 def collect(
     module: AlphaSTomicsModule,
@@ -55,7 +59,7 @@ def collect(
     module, genes
         The trained model and its genes.
     cells
-        Cells whose places are known.
+        Cells whose positions are known.
     settings, seed
         How to sample.
     title, facts, scores, curves
@@ -65,44 +69,50 @@ def collect(
     """
     able, missing = modes_of(module), {}
     trained = f"the checkpoint was trained for {', '.join(able)} alone"
-    placed = predicted = new = path = None
+    positions = predicted = new = path = None
     largest = max(range(len(cells.slice_names)), key=lambda number: len(cells.rows_of(number)))
     if EXPR_TO_POS.name in able:
-        placed = place(module, cells, settings, seed)
+        positions = predict_positions(module, cells, settings, seed)
         path = denoising_path(module, cells, largest, settings, seed)
-        if placed.spread is None:
-            missing["spread"] = "one sample only (sampling.num_samples): there is no std"
+        if positions.std is None:
+            missing["std"] = "one sample only (sampling.num_samples): there is no std"
     if POS_TO_EXPR.name in able:
-        predicted = generate(module, cells, POS_TO_EXPR.name, settings, seed, known).expression
+        predicted = generate_for_report(
+            module, cells, POS_TO_EXPR.name, settings, seed, known
+        ).expression
     if JOINT.name in able:
         new = make_tissue(module, cells, settings, seed)
-    absent = {"placed": placed, "predicted": predicted, "new": new, "path": path}
-    missing |= {name: trained for name, found in absent.items() if found is None}
+    absent = {"predicted_position": positions, "predicted": predicted, "new": new, "path": path}
+    missing |= {name: trained for name, result in absent.items() if result is None}
     if not curves:
         missing["curves"] = "there is no metrics.csv of a run beside the checkpoint"
     if scores is None:
         missing["scores"] = "nothing was scored"
     inside = look_inside(module, cells, cells.rows_of(largest), able[0], seed)
     return Findings(
-        title, facts, cells, genes, placed, predicted, new, path, inside, scores, curves, missing
+        title, facts, cells, genes, positions, predicted, new, path, inside, scores, curves, missing
     )
 
 
-def place(
+def predict_positions(
     module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
 ) -> PredictedPositions:
-    """Place cells by their expression and turn each slice onto its truth."""
+    """Predict positions from expression and rotate each slice onto its truth."""
     assert cells.position is not None
-    made, dims = generate(module, cells, EXPR_TO_POS.name, settings, seed), cells.dims
+    generated = generate_for_report(module, cells, EXPR_TO_POS.name, settings, seed)
+    dims = cells.dims
     position = cells.position.copy()
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         position[rows, :dims] = aligned(
-            made.position[rows, :dims], cells.position[rows, :dims], scale=False, reflection=True
+            generated.position[rows, :dims],
+            cells.position[rows, :dims],
+            scale=False,
+            reflection=True,
         ).numpy()
     error = np.linalg.norm(position - cells.position, axis=1)
-    spread = np.linalg.norm(made.position_std[:, :dims], axis=1)
-    return PredictedPositions(position, error, spread if settings.num_samples > 1 else None)
+    std = np.linalg.norm(generated.position_std[:, :dims], axis=1)
+    return PredictedPositions(position, error, std if settings.num_samples > 1 else None)
 
 
 def make_tissue(
@@ -110,32 +120,34 @@ def make_tissue(
 ) -> NewTissue:
     """Make as many new cells as each slice has, and bring them to the most similar cells."""
     assert cells.position is not None
-    made = generate(module, cells, JOINT.name, settings, seed)
+    generated = generate_for_report(module, cells, JOINT.name, settings, seed)
     position, dims = cells.position.copy(), cells.dims
     nearest = np.zeros(len(position), dtype=np.int64)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         random = np.random.default_rng(stream_seed(seed, "report", "match", number))
         compared = random.permutation(rows)[:COMPARED_CELLS]
-        nearest[rows] = compared[nearest_rows(made.expression[rows], cells.expression[compared])]
+        nearest[rows] = compared[
+            nearest_rows(generated.expression[rows], cells.expression[compared])
+        ]
         position[rows, :dims] = brought_onto(
-            made.position[rows, :dims],
+            generated.position[rows, :dims],
             cells.position[nearest[rows], :dims],
             cells.position[rows, :dims],
         )
-    return NewTissue(position, made.expression, nearest)
+    return NewTissue(position, generated.expression, nearest)
 
 
 def nearest_rows(
     values: Float32[np.ndarray, "N G"], known: Float32[np.ndarray, "M G"]
 ) -> Int64[np.ndarray, " N"]:
     """Find for each row of `values` the most similar known one, in the known's main components."""
-    found, kept = torch.from_numpy(values).double(), torch.from_numpy(known).double()
+    query, kept = torch.from_numpy(values).double(), torch.from_numpy(known).double()
     mean = kept.mean(0)
     axes = torch.linalg.svd(kept - mean, full_matrices=False)[2][:COMPONENTS].T
     target = (kept - mean) @ axes
     parts = [
-        torch.cdist((part - mean) @ axes, target).argmin(1) for part in torch.split(found, 4096)
+        torch.cdist((part - mean) @ axes, target).argmin(1) for part in torch.split(query, 4096)
     ]
     return torch.cat(parts).numpy()
 
@@ -148,8 +160,8 @@ def brought_onto(
     """Rotate points towards the most similar cells, centred on the slice."""
     source, target = (torch.from_numpy(part).double() for part in (points, likes))
     source = source - source.mean(0)
-    turn = best_rotation(source, target - target.mean(0), reflection=True)
-    return (source @ turn.T).float().numpy() + true.mean(0)
+    rotation = best_rotation(source, target - target.mean(0), reflection=True)
+    return (source @ rotation.T).float().numpy() + true.mean(0)
 
 
 def denoising_path(
@@ -159,7 +171,7 @@ def denoising_path(
     settings: SamplingConfig,
     seed: int,
 ) -> Path:
-    """Follow one draw of a slice from noise to tissue."""
+    """Follow one sample of a slice from noise to tissue."""
     assert cells.position is not None
     device, rows = module.position_scale.device, cells.rows_of(number)
     noisy: list[Tensor] = []
@@ -189,11 +201,11 @@ def denoising_path(
     )
     hook.remove()
     centre = true.double().mean(0)
-    turn = best_rotation(clean[-1].double(), true.double() - centre, reflection=True)
+    rotation = best_rotation(clean[-1].double(), true.double() - centre, reflection=True)
     random = np.random.default_rng(stream_seed(seed, "report", "path"))
     shown = np.sort(random.permutation(len(rows))[:PATH_CELLS])
     frames = [
-        ((torch.stack(part).double() * scale) @ turn.T + centre)[:, shown].float().numpy()
+        ((torch.stack(part).double() * scale) @ rotation.T + centre)[:, shown].float().numpy()
         for part in (noisy, clean)
     ]
     time = np.array(step_times(module.noise_model.num_timesteps, steps)[:-1])
@@ -202,14 +214,14 @@ def denoising_path(
 
 def read_curves(path: FilePath) -> dict[str, Curve]:
     """Read what a run logged: {name: curve}."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file):
             # The last line of a run that was killed may be half a line.
             with suppress(KeyError, TypeError, ValueError):
                 point = float(row["step"]), float(row["value"])
-                found.setdefault(row["name"], []).append(point)
+                points.setdefault(row["name"], []).append(point)
     return {
-        name: Curve(*(np.array(column) for column in zip(*points, strict=True)))
-        for name, points in found.items()
+        name: Curve(*(np.array(column) for column in zip(*curve, strict=True)))
+        for name, curve in points.items()
     }

@@ -13,7 +13,12 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.commands import load_for_use, read_cells, with_trained_sampling
+from alphastomics.generation.commands import (
+    load_for_use,
+    read_cells,
+    scored_cells,
+    with_trained_sampling,
+)
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
@@ -43,7 +48,7 @@ class Request:
     Attributes
     ----------
     input_data, split
-        Cells whose places are known: a processed folder and its split, or a file.
+        Cells whose positions are known: a processed folder and its split, or a file.
     genes
         Genes that must be among the colours.
     scores
@@ -92,7 +97,8 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
     scores = request.scores
     if scores is None:
         known = cells_for_baselines(module, genes, request.input_data, near)
-        scores = evaluate(module, cells, known, settings, seed)
+        what = scored_cells(request.input_data, request.split)
+        scores = evaluate(module, cells, known, settings, seed, what=what)
     folder = run_of(checkpoint)
     findings = collect(
         module,
@@ -118,8 +124,8 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
 
 def run_of(checkpoint: Path) -> RunFolder | None:
     """Find the run that a checkpoint, or a folder of weights, lies in; None when it was moved."""
-    place = checkpoint.resolve()
-    folders = (RunFolder(folder) for folder in (place.parent, place.parent.parent))
+    resolved = checkpoint.resolve()
+    folders = (RunFolder(folder) for folder in (resolved.parent, resolved.parent.parent))
     return next((folder for folder in folders if folder.metrics.is_file()), None)
 
 
@@ -159,15 +165,15 @@ def read_scores(path: Path) -> Scores:
 
 def only_scores(content: dict[str, Any]) -> Scores:
     """Keep {mode: {method: {metric: number}}} of what `test` returns or writes."""
-    found: Scores = {}
+    scores: Scores = {}
     for mode, methods in content.items():
         if mode not in TASKS or not isinstance(methods, dict):
             continue
         for method, values in methods.items():
             if isinstance(values, dict):
                 kept = {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
-                found.setdefault(mode, {})[method] = kept
-    return found
+                scores.setdefault(mode, {})[method] = kept
+    return scores
 
 
 def facts_of(

@@ -57,8 +57,8 @@ def _look(
     generator = Generator().manual_seed(stream_seed(seed, "report", "noise"))
     mask = torch.ones(1, len(rows), dtype=torch.bool, device=device)
     expression = torch.from_numpy(cells.expression[rows])[None].to(device)
-    place = torch.from_numpy(cells.position[rows])[None].to(device)
-    position = (centered(place.double(), mask) / module.position_scale).float()
+    coordinates = torch.from_numpy(cells.position[rows])[None].to(device)
+    position = (centered(coordinates.double(), mask) / module.position_scale).float()
     step = round(time * module.noise_model.num_timesteps)
     times = torch.tensor([TASKS[mode].noised(step)], device=device)
     settings = module.config.diffusion

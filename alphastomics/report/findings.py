@@ -12,28 +12,28 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 @dataclass(frozen=True)
 class PredictedPositions:
-    """Cells placed by their expression, turned onto the truth slice by slice.
+    """Positions predicted from expression, rotated onto the truth slice by slice.
 
     Attributes
     ----------
     position
         Where they came to lie, in the truth's frame and units.
     error
-        Distance from the true place.
-    spread
-        Root of the summed variances of the draws; None when there was one draw only.
+        Distance from the true position.
+    std
+        Root of the summed variances of the samples; None when there was one sample only.
     """
 
     position: Float[np.ndarray, "N 3"]
     error: Float[np.ndarray, " N"]
-    spread: Float32[np.ndarray, " N"] | None
+    std: Float32[np.ndarray, " N"] | None
 
 
 @dataclass(frozen=True)
 class NewTissue:
     """Tissue made from nothing, and for each of its cells the true one with the nearest expression.
 
-    Where it lies and how it is turned is arbitrary: here it was brought onto the nearest cells.
+    Its position and orientation are arbitrary: here it was brought onto the nearest cells.
     """
 
     position: Float[np.ndarray, "N 3"]
@@ -116,7 +116,7 @@ class Findings:
         What was looked at, as names and values for the head of the page.
     cells, genes
         The truth, and the names of its genes.
-    placed, predicted, new, path, inside
+    predicted_position, predicted, new, path, inside
         Results of the modes and of the look inside.
     scores
         What `test` found: {mode: {method: {metric: value}}}.
@@ -134,7 +134,7 @@ class Findings:
     facts: list[tuple[str, str]]
     cells: InputCells
     genes: list[str]
-    placed: PredictedPositions | None = None
+    predicted_position: PredictedPositions | None = None
     predicted: Float32[np.ndarray, "N G"] | None = None
     new: NewTissue | None = None
     path: Path | None = None

@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
 from alphastomics.generation.cells import InputCells
-from alphastomics.preprocessing.anndata_file import Frame, is_group
+from alphastomics.preprocessing.anndata_file import SUFFIXES, Frame, is_group
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.report.findings import Column
 
@@ -54,34 +54,35 @@ def clusters_of(expression: Float32[np.ndarray, "N G"], seed: int) -> Groups | N
     few = expression[np.sort(random.permutation(len(expression))[:FITTED_CELLS])]
     pca = PCA(min(COMPONENTS, *few.shape), random_state=seed).fit(few)
     means = KMeans(number, n_init=3, random_state=seed).fit(pca.transform(few))
-    found = means.predict(pca.transform(expression))
-    names, codes = by_frequency(found.astype(str))
-    return Groups("Cluster", [f"cluster {place + 1}" for place in range(len(names))], codes)
+    labels = means.predict(pca.transform(expression))
+    names, codes = by_frequency(labels.astype(str))
+    return Groups("Cluster", [f"cluster {rank + 1}" for rank in range(len(names))], codes)
 
 
 def error_by_group(
     groups: Groups | None,
     error: Float[np.ndarray, " N"],
-    spread: Float[np.ndarray, " N"] | None,
+    std: Float[np.ndarray, " N"] | None,
 ) -> list[dict[str, Any]] | None:
     """Median error, and median std, of each group; the largest error first."""
     if groups is None:
         return None
-    found = []
+    medians = []
     for code, name in enumerate(groups.names):
         rows = groups.codes == code
         if rows.any():
-            std = None if spread is None else float(np.median(spread[rows]))
+            median_std = None if std is None else float(np.median(std[rows]))
             median = float(np.median(error[rows]))
-            found.append({"name": name, "cells": int(rows.sum()), "error": median, "std": std})
-    return sorted(found, key=lambda one: -one["error"])
+            cells = int(rows.sum())
+            medians.append({"name": name, "cells": cells, "error": median, "std": median_std})
+    return sorted(medians, key=lambda group: -group["error"])
 
 
 def obs_columns(path: Path, num_cells: int) -> list[Column]:
     """Read the columns of `obs` that can be colours: a few names, or numbers."""
-    if path.suffix not in (".h5ad", ".zarr"):
+    if path.suffix not in SUFFIXES:
         return []
-    found: list[Column] = []
+    columns: list[Column] = []
     with in_subprocess(path) as root:
         obs = Frame(path, root, "obs")
         for name in obs.columns:
@@ -91,10 +92,10 @@ def obs_columns(path: Path, num_cells: int) -> list[Column]:
                 column = number_column(name, np.asarray(element[...], dtype=np.float64))
             if column is None:
                 codes, names = obs.labels(name, 0, num_cells)
-                column = name_column(name, codes, [str(one) for one in names.to_pylist()])
-            if column is not None and len(found) < MOST_COLUMNS:
-                found.append(column)
-    return found
+                column = name_column(name, codes, [str(value) for value in names.to_pylist()])
+            if column is not None and len(columns) < MOST_COLUMNS:
+                columns.append(column)
+    return columns
 
 
 def is_numeric(element: Any, num_cells: int) -> bool:

@@ -36,6 +36,6 @@ def codes(values: Int64[np.ndarray, " N"]) -> dict[str, Any]:
     return {"bits": 16, "low": 0, "high": 65535, "data": packed(values.astype(np.uint16))}
 
 
-def places(position: Float[np.ndarray, "N 3"]) -> dict[str, Any]:
+def packed_positions(position: Float[np.ndarray, "N 3"]) -> dict[str, Any]:
     """Pack coordinates axis by axis."""
     return {axis: spanned(position[:, index]) for index, axis in enumerate("xyz")}

@@ -20,7 +20,7 @@ SCRIPTS = ("plots.js", "tissues.js", "report.js")
 def script_json(value: Any) -> str:
     """Spell JSON so that nothing in it can end or open an element of the page."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return re.sub("[<>&\u2028\u2029]", lambda found: ESCAPES[found[0]], text)
+    return re.sub("[<>&\u2028\u2029]", lambda match: ESCAPES[match[0]], text)
 
 
 def resource(name: str) -> str:
@@ -47,4 +47,4 @@ def render(data: dict[str, Any]) -> str:
     }
     for name in ("plotly", "script", "style"):
         assert "</script" not in parts[name].lower()
-    return PLACEHOLDER.sub(lambda found: parts[found[1]], resource("report.html"))
+    return PLACEHOLDER.sub(lambda match: parts[match[1]], resource("report.html"))

@@ -12,10 +12,10 @@ const CONFIG = { displaylogo: false, responsive: true, scrollZoom: "gl3d", modeB
 
 /** Make an element; `text` is set as text and never as markup. */
 function element(tag, { text, ...properties } = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  if (text !== undefined) made.textContent = text;
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  if (text !== undefined) node.textContent = text;
+  node.append(...children);
+  return node;
 }
 
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -47,8 +47,8 @@ function unpack(entry) {
   return unpacked.get(entry);
 }
 
-async function unpackPlace(place) {
-  const [x, y, z] = await Promise.all([place.x, place.y, place.z].map(unpack));
+async function unpackPosition(position) {
+  const [x, y, z] = await Promise.all([position.x, position.y, position.z].map(unpack));
   return { x, y, z };
 }
 
@@ -60,9 +60,9 @@ async function geneShares(text) {
 /** The values of some rows; of all when no rows are named. */
 function picked(values, rows) {
   if (!rows) return values;
-  const found = new Float32Array(rows.length);
-  for (let place = 0; place < rows.length; place += 1) found[place] = values[rows[place]];
-  return found;
+  const chosen = new Float32Array(rows.length);
+  for (let index = 0; index < rows.length; index += 1) chosen[index] = values[rows[index]];
+  return chosen;
 }
 
 /** Bring values to [0, 1] between their ends. */

@@ -1,6 +1,6 @@
 """From findings to the page's data: arrays enter, compact JSON-ready values leave; no network here.
 
-Everything that is told as a number is computed before numbers are packed, in full precision.
+Everything that is shown as a number is computed before numbers are packed, in full precision.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from alphastomics.report.findings import (
     Scores,
 )
 from alphastomics.report.groups import Groups, error_by_group, groups_of
-from alphastomics.report.packing import codes, packed, places, spanned
+from alphastomics.report.packing import codes, packed, packed_positions, spanned
 from alphastomics.tasks import TASKS
 
 MOST_POINTS = 200_000
@@ -73,9 +73,9 @@ def moran_of(
         if len(rows) <= MORAN_NEIGHBOURS:
             continue
         graph = spatial_neighbours(cells.position[rows, : cells.dims], k=MORAN_NEIGHBOURS)
-        found = morans_i(values[rows], graph).numpy()
-        real = np.isfinite(found) & cells.measured[number]
-        total[real] += found[real] * len(rows)
+        moran = morans_i(values[rows], graph).numpy()
+        real = np.isfinite(moran) & cells.measured[number]
+        total[real] += moran[real] * len(rows)
         weight[real] += len(rows)
     with np.errstate(invalid="ignore"):
         return total / weight
@@ -92,14 +92,14 @@ def require_genes(wanted: Sequence[str], genes: Sequence[str]) -> None:
 
 
 def chosen_genes(
-    genes: Sequence[str], moran: Float[np.ndarray, " G"], wanted: Sequence[str], room: int
+    genes: Sequence[str], moran: Float[np.ndarray, " G"], wanted: Sequence[str], capacity: int
 ) -> Int64[np.ndarray, " K"]:
-    """Choose genes for the page: the wanted, then the most spatial, while there is room."""
-    place = {gene: number for number, gene in enumerate(genes)}
-    first = list(dict.fromkeys(place[gene] for gene in wanted))
+    """Choose genes for the page: the wanted, then the most spatial, up to the page's capacity."""
+    column_of = {gene: number for number, gene in enumerate(genes)}
+    first = list(dict.fromkeys(column_of[gene] for gene in wanted))
     ranked = np.argsort(-np.nan_to_num(moran, nan=-np.inf), kind="stable")
     rest = [int(number) for number in ranked if int(number) not in set(first)]
-    return np.array([*first, *rest][: max(room, len(first), 1)], dtype=np.int64)
+    return np.array([*first, *rest][: max(capacity, len(first), 1)], dtype=np.int64)
 
 
 def gene_levels(
@@ -112,7 +112,7 @@ def gene_levels(
 
     So equal colours are equal values. The ends are the truth's 1st and 99th percentile.
     """
-    found = []
+    levels = []
     for column, name in enumerate(names):
         real = measured[:, column]
         values = true[real, column]
@@ -128,35 +128,35 @@ def gene_levels(
         entry: dict[str, Any] = {"name": name, "low": low, "high": low + width}
         entry["true"] = packed(truth)
         entry |= {part: packed(leveled(table[:, column])) for part, table in others.items()}
-        found.append(entry)
-    return found
+        levels.append(entry)
+    return levels
 
 
 def calibration(
     error: Float[np.ndarray, " N"],
-    spread: Float[np.ndarray, " N"],
+    std: Float[np.ndarray, " N"],
     dims: int,
     slice_id: Int64[np.ndarray, " N"] | None = None,
 ) -> dict[str, Any]:
-    """Compare what the spread promises with the errors that came.
+    """Compare the std with the errors.
 
-    Cells are binned by spread: root mean square error against root mean square spread. Coverage:
+    Cells are binned by std: root mean square error against root mean square std. Coverage:
     if errors were Gaussian with that std, the same along every axis, |error|^2 D / std^2 would
     be chi-squared with D degrees of freedom, and the share of cells within its p-quantile p.
     `ratio` and `correlation` are those of `test`: of each slice, averaged by their cells.
     """
     slices = np.zeros(len(error), dtype=np.int64) if slice_id is None else slice_id
     bins = max(1, min(CALIBRATION_BINS, len(error) // LEAST_IN_A_BIN))
-    parts = np.array_split(np.argsort(spread, kind="stable"), bins)
-    squared, variance = (np.square(part, dtype=np.float64) for part in (error, spread / dims**0.5))
+    parts = np.array_split(np.argsort(std, kind="stable"), bins)
+    squared, variance = (np.square(part, dtype=np.float64) for part in (error, std / dims**0.5))
     radii = chi2.ppf(COVERAGE_LEVELS, dims)
     covered = [float(np.mean(squared <= radius * variance)) for radius in radii]
-    found = [error_and_std(error[slices == n], spread[slices == n]) for n in np.unique(slices)]
+    by_slice = [error_and_std(error[slices == n], std[slices == n]) for n in np.unique(slices)]
     weight = np.unique(slices, return_counts=True)[1] / len(error)
-    ratio, correlation = (float(np.dot(weight, part)) for part in zip(*found, strict=True))
-    varied = np.ptp(spread) > 0 and np.ptp(error) > 0
+    ratio, correlation = (float(np.dot(weight, part)) for part in zip(*by_slice, strict=True))
+    varied = np.ptp(std) > 0 and np.ptp(error) > 0
     return {
-        "spread": [_rms(spread[part]) for part in parts],
+        "std": [_rms(std[part]) for part in parts],
         "error": [_rms(error[part]) for part in parts],
         "level": COVERAGE_LEVELS.tolist(),
         "covered": covered,
@@ -179,12 +179,12 @@ def gene_agreement(
     r = gene_correlations(
         torch.from_numpy(predicted), torch.from_numpy(cells.expression), measured
     ).numpy()
-    made = moran_of(cells, predicted, seed)
+    predicted_moran = moran_of(cells, predicted, seed)
     return {
         "genes": list(findings.genes),
         "pearson": numbers(r),
         "moran_true": numbers(true_moran),
-        "moran_predicted": numbers(made),
+        "moran_predicted": numbers(predicted_moran),
     }
 
 
@@ -221,7 +221,7 @@ def inside_data(inside: Inside, cells: InputCells) -> dict[str, Any]:
         if inside.expert_use is None
         else np.round(inside.expert_use, 4).tolist(),
         "gate": None if inside.gate is None else np.round(inside.gate, 5).tolist(),
-        "place": places(cells.position[inside.rows]),
+        "position": packed_positions(cells.position[inside.rows]),
         "attention": [spanned(layer) for layer in inside.attention],
         "ranked": {"rank": (picks + 1).tolist(), "share": np.round(ordered[:, picks], 4).tolist()},
     }
@@ -229,13 +229,13 @@ def inside_data(inside: Inside, cells: InputCells) -> dict[str, Any]:
 
 def curve_data(curves: dict[str, Curve]) -> dict[str, Any]:
     """Thin the logged curves of the losses to what a screen shows."""
-    found = {}
+    thinned = {}
     for name, curve in curves.items():
         if not name.startswith(("train/", "val/")):
             continue
         picks = np.unique(np.linspace(0, len(curve.step) - 1, CURVE_POINTS).astype(int))
-        found[name] = {"step": numbers(curve.step[picks]), "value": numbers(curve.value[picks])}
-    return found
+        thinned[name] = {"step": numbers(curve.step[picks]), "value": numbers(curve.value[picks])}
+    return thinned
 
 
 def score_data(scores: Scores) -> list[dict[str, Any]]:
@@ -292,23 +292,23 @@ def column_data(column: Column, rows: Int64[np.ndarray, " M"]) -> dict[str, Any]
 
 
 def predicted_position_data(
-    placed: PredictedPositions,
+    predicted: PredictedPositions,
     rows: Int64[np.ndarray, " M"],
     cells: InputCells,
     groups: Groups | None,
 ) -> dict[str, Any]:
-    """Pack the placed cells, their errors and their spreads."""
-    spread = placed.spread
+    """Pack the predicted positions, their errors and their std."""
+    std = predicted.std
     compared = None
-    if spread is not None:
-        compared = calibration(placed.error, spread, cells.dims, cells.slice_id)
+    if std is not None:
+        compared = calibration(predicted.error, std, cells.dims, cells.slice_id)
     return {
-        "place": places(placed.position[rows]),
-        "error": spanned(placed.error[rows]),
-        "error_median": float(np.median(placed.error)),
-        "spread": None if spread is None else spanned(spread[rows]),
+        "position": packed_positions(predicted.position[rows]),
+        "error": spanned(predicted.error[rows]),
+        "error_median": float(np.median(predicted.error)),
+        "std": None if std is None else spanned(std[rows]),
         "calibration": compared,
-        "by_group": error_by_group(groups, placed.error, spread),
+        "by_group": error_by_group(groups, predicted.error, std),
     }
 
 
@@ -358,13 +358,13 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
     if new is not None:
         others["new"] = new.expression
     moran = moran_of(cells, cells.expression, seed)
-    room = MOST_GENE_VALUES // (len(rows) * (1 + len(others)))
-    picked = chosen_genes(findings.genes, moran, wanted, room)
+    capacity = MOST_GENE_VALUES // (len(rows) * (1 + len(others)))
+    picked = chosen_genes(findings.genes, moran, wanted, capacity)
     types = groups_of(cells, seed)
     of_type = None if types is None else types.codes
     return {
         **cell_data(findings, rows, types),
-        "place": places(cells.position[rows]),
+        "position": packed_positions(cells.position[rows]),
         "num_genes": len(findings.genes),
         "genes": gene_levels(
             cells.expression[np.ix_(rows, picked)],
@@ -372,13 +372,14 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
             cells.measured[np.ix_(cells.slice_id[rows], picked)],
             [findings.genes[number] for number in picked],
         ),
-        "placed": findings.placed and predicted_position_data(findings.placed, rows, cells, types),
+        "predicted_position": findings.predicted_position
+        and predicted_position_data(findings.predicted_position, rows, cells, types),
         "agreement": None
         if predicted is None
         else gene_agreement(findings, predicted, moran, seed),
         "new": new
         and {
-            "place": places(new.position[rows]),
+            "position": packed_positions(new.position[rows]),
             "type": None if of_type is None else codes(of_type[new.nearest[rows]]),
         },
         "path": findings.path and path_data(findings.path, of_type),

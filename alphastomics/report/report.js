@@ -5,7 +5,7 @@ const data = JSON.parse(document.getElementById("report-data").textContent);
 const withUnit = (value) => `${shortNumber(value)} ${data.unit}`;
 const bodyOf = (id) => document.querySelector(`#${id} .body`);
 // As high as the tissue needs at half the page's width, and no higher than a laptop's window.
-const aspect = (data.place.y.high - data.place.y.low) / (data.place.x.high - data.place.x.low || 1);
+const aspect = (data.position.y.high - data.position.y.low) / (data.position.x.high - data.position.x.low || 1);
 const sideHeight = Math.round(Math.max(320, Math.min(0.66 * innerHeight, 570, 560 * aspect + 40)));
 
 /** Say that a part is missing, and why; quietly when that is nobody's loss. */
@@ -31,23 +31,23 @@ const byColumns = (panels) => data.columns.map((column) => ({
 const bySlice = () => ({ label: "One colour", group: "Cells", low: 0, high: 1, colours: ["#4477aa", "#4477aa"], arrays: async () => Array(2).fill(new Float32Array(data.shown)) });
 const cellsFirst = (arrays) => (data.types ? [byType(arrays)] : data.genes.length ? [] : [bySlice()]);
 
-/** What is told of a cell under the pointer. */
+/** What is shown of a cell under the pointer. */
 function cellWords(row, panel, { newTissue } = {}) {
-  const made = newTissue && panel === 1;
+  const isNew = newTissue && panel === 1;
   const slice = known.slice ? data.slices[Math.round(known.slice[row])] : "";
-  const codes = made ? known.newType : known.type;
+  const codes = isNew ? known.newType : known.type;
   return [
-    made ? "a new cell" : data.names ? `cell ${data.names[row]}` : "",
+    isNew ? "a new cell" : data.names ? `cell ${data.names[row]}` : "",
     data.slices.length > 1 ? `slice ${slice}` : "",
-    data.types && codes ? `${made ? "most like " : ""}${data.types[Math.round(codes[row])]}` : "",
-    !made && known.error ? `placed ${withUnit(known.error[row])} from its true position` : "",
-    !made && known.spread ? `std of the samples ${withUnit(known.spread[row])}` : "",
+    data.types && codes ? `${isNew ? "most like " : ""}${data.types[Math.round(codes[row])]}` : "",
+    !isNew && known.error ? `predicted ${withUnit(known.error[row])} from its true position` : "",
+    !isNew && known.std ? `std of the samples ${withUnit(known.std[row])}` : "",
   ];
 }
 const known = {};
 async function unpackKnown() {
-  const wanted = { slice: data.slice, type: data.type, newType: data.new?.type, error: data.placed?.error, spread: data.placed?.spread };
-  for (const [name, entry] of Object.entries(wanted)) if (entry) known[name] = await unpack(entry);
+  const entries = { slice: data.slice, type: data.type, newType: data.new?.type, error: data.predicted_position?.error, std: data.predicted_position?.std };
+  for (const [name, entry] of Object.entries(entries)) if (entry) known[name] = await unpack(entry);
 }
 
 function tissues(parent, options) {
@@ -113,12 +113,12 @@ function showScores() {
 }
 
 // Tissues.
-function showPlaced() {
-  const body = bodyOf("placed");
-  if (!data.placed) return absent(body, "Not shown", data.missing.placed);
-  const panels = [{ title: "True tissue", place: data.place }, { title: "Placed by the model", place: data.placed.place }];
-  const measures = [byValue("Error", data.placed.error, 2, INFERNO, data.unit)];
-  if (data.placed.spread) measures.push(byValue("Std of the samples", data.placed.spread, 2, VIRIDIS, data.unit));
+function showPositions() {
+  const body = bodyOf("positions");
+  if (!data.predicted_position) return absent(body, "Not shown", data.missing.predicted_position);
+  const panels = [{ title: "True tissue", position: data.position }, { title: "Predicted by the model", position: data.predicted_position.position }];
+  const measures = [byValue("Error", data.predicted_position.error, 2, INFERNO, data.unit)];
+  if (data.predicted_position.std) measures.push(byValue("Std of the samples", data.predicted_position.std, 2, VIRIDIS, data.unit));
   tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byColumns(2), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
 }
 
@@ -130,35 +130,35 @@ function showPath() {
 
 function showErrors() {
   const body = bodyOf("errors");
-  if (!data.placed) return absent(body, "Not shown", data.missing.placed);
-  const { error, spread, calibration } = data.placed;
-  const sides = [["Error: distance from the true position", error], ...(spread ? [["Std of the samples", spread]] : [])];
+  if (!data.predicted_position) return absent(body, "Not shown", data.missing.predicted_position);
+  const { error, std, calibration } = data.predicted_position;
+  const sides = [["Error: distance from the true position", error], ...(std ? [["Std of the samples", std]] : [])];
   // A scale of its own for each map: the std is far smaller than the error, and would be one colour.
   const scales = sides.map(([label, entry], side) => ({ label, low: 0, high: entry.high, colours: [INFERNO, VIRIDIS][side], unit: data.unit }));
   const both = { label: "Distance", group: "Cells", scales, arrays: async () => Promise.all(sides.map(async ([, entry]) => shares(await unpack(entry), 0, entry.high))) };
-  tissues(body, { panels: sides.map(([title]) => ({ title, place: data.place })), choices: [both], height: Math.round(sideHeight * 0.8) });
+  tissues(body, { panels: sides.map(([title]) => ({ title, position: data.position })), choices: [both], height: Math.round(sideHeight * 0.8) });
   showErrorsByGroup(body);
-  if (!spread) return absent(body, "No uncertainty", data.missing.spread);
+  if (!std) return absent(body, "No uncertainty", data.missing.std);
   body.append(element("p", { className: "note", id: "uncalibrated", text: `The std of the samples is not calibrated${calibration.ratio === null ? "" : `: errors are ${shortNumber(calibration.ratio)} times as large`}. Do not read it as a confidence interval; it ranks cells at most.` }));
   const row = body.appendChild(element("div", { className: "row" }));
-  const most = Math.max(...calibration.spread, ...calibration.error) * 1.06;
+  const most = Math.max(...calibration.std, ...calibration.error) * 1.06;
   const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
   const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
   const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the std over all cells.`;
-  const follows = calibration.correlation === null ? "" : ` Spread and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
+  const follows = calibration.correlation === null ? "" : ` Std and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
   chart(row, 300, () => ({
-    traces: [line([0, most], [0, most]), points(calibration.spread, calibration.error, "std %{x:,.3r}<br>error %{y:,.3r}<extra></extra>")],
+    traces: [line([0, most], [0, most]), points(calibration.std, calibration.error, "std %{x:,.3r}<br>error %{y:,.3r}<extra></extra>")],
     layout: { xaxis: axis(`std of the samples (${data.unit})`, { rangemode: "tozero" }), yaxis: axis(`error (${data.unit})`, { rangemode: "tozero" }) },
   }), "Cells grouped by std", `On the dotted line the std is right; above it the model is too sure.${factor}${follows}`);
   chart(row, 300, () => ({
-    traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "promised %{x:.0%}<br>found %{y:.0%}<extra></extra>")],
-    layout: { xaxis: axis("share of cells promised within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share found", { range: [0, 1], tickformat: ".0%" }) },
+    traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "expected %{x:.0%}<br>observed %{y:.0%}<extra></extra>")],
+    layout: { xaxis: axis("share of cells expected within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share observed", { range: [0, 1], tickformat: ".0%" }) },
   }), "Coverage", "Regions that should hold this share of the cells, were errors Gaussian with the std, against the share that they hold. Below the line the model is too sure.");
 }
 
 /** Median error of each type, or cluster, as bars. */
 function showErrorsByGroup(body) {
-  const groups = data.placed.by_group;
+  const groups = data.predicted_position.by_group;
   if (!groups?.length) return;
   const largest = Math.max(...groups.map((group) => group.error), 1e-12);
   const rows = groups.map(({ name, cells, error }) => {
@@ -172,7 +172,7 @@ function showErrorsByGroup(body) {
 function showPredicted() {
   const body = bodyOf("predicted");
   if (!data.agreement) return absent(body, "Not shown", data.missing.predicted);
-  const panels = [{ title: "Measured", place: data.place }, { title: "Predicted from positions", place: data.place }];
+  const panels = [{ title: "Measured", position: data.position }, { title: "Predicted from positions", position: data.position }];
   const state = { stretch: false };
   const choices = byGenes("true", "predicted").map((choice) => ({ ...choice, arrays: async () => {
     const [measured, predicted] = await choice.arrays();
@@ -202,11 +202,11 @@ function geneThumbnails(body, view) {
     const thumb = element("button", { className: "thumb", type: "button" }, element("h3", {}, element("span", { text: gene.name }), element("small", { text: words })), element("div", { className: "pair" }, ...canvases));
     thumb.addEventListener("click", () => { view.choose(index); view.stage.scrollIntoView({ behavior: "smooth", block: "center" }); });
     const draw = async () => {
-      const { x, y } = await unpackPlace(data.place);
+      const { x, y } = await unpackPosition(data.position);
       const slice = await unpack(data.slice);
       const chosen = [...slice.keys()].filter((row) => Math.round(slice[row]) === Math.max(view.slice, 0));
       const every = Math.max(1, Math.floor(chosen.length / 4000));
-      const rows = chosen.filter((_, place) => place % every === 0);
+      const rows = chosen.filter((_, index) => index % every === 0);
       const pick = (values) => picked(values, rows);
       for (const [side, part] of ["true", "predicted"].entries()) thumbnail(canvases[side], pick(x), pick(y), pick(await geneShares(gene[part])));
       thumb.dataset.state = "drawn";
@@ -215,7 +215,7 @@ function geneThumbnails(body, view) {
     thumb.setAttribute("aria-pressed", String(index === 0));
     return thumb;
   });
-  view.onChoice = (index) => thumbs.forEach((thumb, place) => thumb.setAttribute("aria-pressed", String(place === index)));
+  view.onChoice = (index) => thumbs.forEach((thumb, item) => thumb.setAttribute("aria-pressed", String(item === index)));
   body.append(element("h3", { text: "The most spatial genes: measured left, predicted right", style: "margin-top: 20px" }), element("div", { className: "thumbs" }, ...thumbs));
 }
 
@@ -228,7 +228,7 @@ function geneCharts(body) {
   chart(row, 300, () => ({
     traces: [dots(order.map((_, rank) => rank + 1), order.map((index) => pearson[index]), order.map((index) => genes[index]), "%{customdata}<br>r = %{y:.2f}<extra></extra>")],
     layout: { xaxis: axis("genes, best first"), yaxis: axis("Pearson r over cells") },
-  }), "Agreement by gene", "Correlation of measured and predicted values over the cells. Genes without a spatial pattern cannot be predicted from a place: they lie near 0.");
+  }), "Agreement by gene", "Correlation of measured and predicted values over the cells. Genes without a spatial pattern cannot be predicted from a position: they lie near 0.");
   const ends = [...before, ...after].filter((value) => value !== null);
   const [least, most] = [Math.min(0, ...ends), Math.max(...ends, 0.1)];
   chart(row, 300, () => ({
@@ -243,7 +243,7 @@ function geneCharts(body) {
 function showNew() {
   const body = bodyOf("new");
   if (!data.new) return absent(body, "Not shown", data.missing.new);
-  const panels = [{ title: "True tissue", place: data.place }, { title: "New tissue", place: data.new.place }];
+  const panels = [{ title: "True tissue", position: data.position }, { title: "New tissue", position: data.new.position }];
   tissues(body, { panels, linked: false, choices: [...cellsFirst(typeArrays(data.type, data.new.type)), ...byGenes("true", "new")], cells: (row, panel) => cellWords(row, panel, { newTissue: true }) });
 }
 
@@ -251,8 +251,8 @@ function showNew() {
 /** A running mean: single steps draw their own noise, and jump with it. */
 function smoothed(values) {
   const reach = Math.max(1, Math.round(values.length / 20));
-  return values.map((_, place) => {
-    const near = values.slice(Math.max(0, place - reach), place + reach + 1).filter((value) => value !== null);
+  return values.map((_, item) => {
+    const near = values.slice(Math.max(0, item - reach), item + reach + 1).filter((value) => value !== null);
     return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
   });
 }
@@ -312,12 +312,12 @@ function showGates(body, inside) {
   const looks = [0, inside.time.length >> 1, inside.time.length - 1];
   const colours = ["#21a08c", "#5b78d6", "#d9772b"];
   chart(body, gridHeight(layers), () => layerGrid(layers, (layer) => ({
-    series: looks.map((look, place) => ({
-      x: centres, y: inside.gate[look][layer], mode: "lines", line: { shape: "hvh", width: 1.6, color: colours[place] }, fill: "tozeroy", fillcolor: `${colours[place]}22`,
+    series: looks.map((look, item) => ({
+      x: centres, y: inside.gate[look][layer], mode: "lines", line: { shape: "hvh", width: 1.6, color: colours[item] }, fill: "tozeroy", fillcolor: `${colours[item]}22`,
       hovertemplate: `t = ${inside.time[look]}<br>open %{x:.2f}: %{y:.1%}<extra></extra>`,
     })),
     x: axis("open share of the gate", { range: [0, 1] }), y: axis("", { tickformat: ".0%", rangemode: "tozero" }),
-  })), "Gates", `How far the gates of attention are open, over heads and cells, at t = ${looks.map((look, place) => `${inside.time[look]} (${["green", "blue", "orange"][place]})`).join(", ")}. All at 1 means that nothing is filtered.`);
+  })), "Gates", `How far the gates of attention are open, over heads and cells, at t = ${looks.map((look, item) => `${inside.time[look]} (${["green", "blue", "orange"][item]})`).join(", ")}. All at 1 means that nothing is filtered.`);
 }
 
 function showInside() {
@@ -332,7 +332,7 @@ function showInside() {
   const row = body.appendChild(element("div", { className: "row", style: "grid-template-columns: repeat(auto-fit, minmax(380px, 1fr))" }));
   const map = row.appendChild(element("div", { className: "chart" }, element("h3", { text: "Attention received" })));
   const choices = inside.attention.map((entry, layer) => ({ ...byValue(`Layer ${layer + 1}`, entry, 1, INFERNO, "even shares"), group: "Layers" }));
-  tissues(map, { panels: [{ title: "", place: inside.place }], choices, slices: [], sliceOf: null, linked: false, height: 340, cells: () => [] });
+  tissues(map, { panels: [{ title: "", position: inside.position }], choices, slices: [], sliceOf: null, linked: false, height: 340, cells: () => [] });
   map.append(element("p", { className: "hint", text: "How much the others look at a cell, averaged over times; 1 is an even share." }));
   chart(row, 400, () => ({
     traces: inside.ranked.share.map((share, layer) => ({ x: inside.ranked.rank, y: share, mode: "lines", line: { width: 2, color: mixed(VIRIDIS, layer / Math.max(1, inside.ranked.share.length)) }, hovertemplate: `layer ${layer + 1}<br>rank %{x}: %{y:.2f}<extra></extra>` })),
@@ -343,7 +343,7 @@ function showInside() {
 async function main() {
   await unpackKnown();
   showHead();
-  for (const show of [showScores, showPlaced, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
+  for (const show of [showScores, showPositions, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
   document.body.dataset.state = "ready";
 }
 main();

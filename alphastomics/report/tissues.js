@@ -1,11 +1,11 @@
-// Moving pictures: tissues that can be turned and coloured, and the path from noise.
+// Moving pictures: tissues that can be rotated and coloured, and the path from noise.
 "use strict";
 
 /**
- * One or two tissues beside one another, zoomed and turned together.
+ * One or two tissues beside one another, zoomed and rotated together.
  *
- * panels: [{title, place}], of packed coordinates; choices: [{label, group, types | low, high, colours, arrays}],
- * where arrays() promises one array a panel; cells: what is told of a cell under the pointer;
+ * panels: [{title, position}], of packed coordinates; choices: [{label, group, types | low, high, colours, arrays}],
+ * where arrays() promises one array a panel; cells: what is shown of a cell under the pointer;
  * stretched: whether the colours of a panel are no values of the scale.
  */
 class Tissues {
@@ -61,32 +61,32 @@ class Tissues {
   async rows() {
     if (!this.sliceOf || this.slices.length < 2) return null;
     const slice = await unpack(this.sliceOf);
-    const found = [];
-    for (let row = 0; row < slice.length; row += 1) if (this.slice < 0 || Math.round(slice[row]) === this.slice) found.push(row);
-    return Uint32Array.from(found);
+    const rows = [];
+    for (let row = 0; row < slice.length; row += 1) if (this.slice < 0 || Math.round(slice[row]) === this.slice) rows.push(row);
+    return Uint32Array.from(rows);
   }
 
-  /** Coordinates of the drawn cells; flat slices are set apart, so that all of them can be seen at once. */
+  /** Coordinates of the drawn cells; 2D slices are set apart, so that all of them can be seen at once. */
   async coordinates(panel, rows) {
-    const place = await unpackPlace(panel.place);
+    const position = await unpackPosition(panel.position);
     const pick = (values) => picked(values, rows);
-    const found = { x: pick(place.x), y: pick(place.y), z: pick(place.z) };
+    const coordinates = { x: pick(position.x), y: pick(position.y), z: pick(position.z) };
     if (this.dims === 2) {
-      // By the first panel's size on both sides, so that a slice has the same place in each.
-      const { x, y } = this.panels[0].place;
+      // By the first panel's size on both sides, so that a slice has the same position in each.
+      const { x, y } = this.panels[0].position;
       const gap = (x.high - x.low) * Math.min(0.5, 1.1 / Math.max(1, this.slices.length - 1));
       const slice = this.slice < 0 ? pick(await unpack(this.sliceOf)) : null;
-      found.z = found.x.map((_, index) => (slice ? slice[index] * gap : 0));
-      if (slice && this.view === "2D") this.sideBySide(found, slice, { x, y });
+      coordinates.z = coordinates.x.map((_, index) => (slice ? slice[index] * gap : 0));
+      if (slice && this.view === "2D") this.sideBySide(coordinates, slice, { x, y });
     }
-    return found;
+    return coordinates;
   }
 
   /** In the plane, slices stand in rows and columns. */
-  sideBySide(found, slice, { x, y }) {
+  sideBySide(coordinates, slice, { x, y }) {
     const columns = Math.ceil(Math.sqrt(this.slices.length));
-    found.x = found.x.map((value, index) => value + (Math.round(slice[index]) % columns) * 1.05 * (x.high - x.low));
-    found.y = found.y.map((value, index) => value - Math.floor(Math.round(slice[index]) / columns) * 1.05 * (y.high - y.low));
+    coordinates.x = coordinates.x.map((value, index) => value + (Math.round(slice[index]) % columns) * 1.05 * (x.high - x.low));
+    coordinates.y = coordinates.y.map((value, index) => value - Math.floor(Math.round(slice[index]) / columns) * 1.05 * (y.high - y.low));
   }
 
   async draw() {
@@ -94,14 +94,14 @@ class Tissues {
     this.plot.dataset.state = "drawing";
     const rows = await this.rows();
     const arrays = await this.choice.arrays();
-    const places = await Promise.all(this.panels.map((panel) => this.coordinates(panel, rows)));
+    const positions = await Promise.all(this.panels.map((panel) => this.coordinates(panel, rows)));
     if (ticket !== this.ticket) return;
-    this.drawn = { rows, places, arrays };
+    this.drawn = { rows, positions, arrays };
     const pick = (values) => picked(values, rows);
-    const flat = this.view === "2D";
-    const traces = places.map((place, index) => this.trace(place, pick(arrays[index]), index, flat));
+    const planar = this.view === "2D";
+    const traces = positions.map((position, index) => this.trace(position, pick(arrays[index]), index, planar));
     if (this.kind !== this.view) { Plotly.purge(this.plot); this.kind = this.view; }
-    await Plotly.react(this.plot, traces, this.layout(flat, places), CONFIG);
+    await Plotly.react(this.plot, traces, this.layout(planar, positions), CONFIG);
     this.listen();
     this.drawLegend();
     this.ring.hidden = true;
@@ -109,18 +109,18 @@ class Tissues {
     this.plot.dataset.colour = this.choice.label;
   }
 
-  trace(place, values, index, flat) {
+  trace(position, values, index, planar) {
     const number = index ? String(index + 1) : "";
     const { highlight } = this;
     const types = this.choice.names || this.types;
     const chosen = this.choice.types && highlight !== null ? values.map((code) => (Math.round(code) === highlight ? code : -1)) : values;
     const size = Math.min(9, Math.max(1.6, 0.62 * Math.sqrt((150000 * (this.panels.length === 1 ? 1.2 : 1)) / (values.length * (this.slice < 0 ? 2 : 1)))));
     const marker = {
-      color: chosen, size: flat ? size : Math.max(1.5, size * 0.62), opacity: values.length > 30000 ? 0.8 : 0.92, line: { width: 0 },
+      color: chosen, size: planar ? size : Math.max(1.5, size * 0.62), opacity: values.length > 30000 ? 0.8 : 0.92, line: { width: 0 },
       ...(this.choice.types ? { colorscale: typeScale(types.length), cmin: -1.5, cmax: types.length - 0.5 } : { colorscale: valueScale(this.scaleOf(index).colours), cmin: -1, cmax: 1 }),
     };
-    const common = { mode: "markers", x: place.x, y: place.y, marker, hoverinfo: "none" };
-    return flat ? { type: "scattergl", xaxis: `x${number}`, yaxis: `y${number}`, ...common } : { type: "scatter3d", z: place.z, scene: `scene${number}`, ...common };
+    const common = { mode: "markers", x: position.x, y: position.y, marker, hoverinfo: "none" };
+    return planar ? { type: "scattergl", xaxis: `x${number}`, yaxis: `y${number}`, ...common } : { type: "scatter3d", z: position.z, scene: `scene${number}`, ...common };
   }
 
   /** Ends, colours and unit of a panel: its own, where a choice has one a panel. */
@@ -128,12 +128,12 @@ class Tissues {
     return this.choice.scales ? this.choice.scales[index] : this.choice;
   }
 
-  /** Ends of the axes in space, the same for both sides, and the shape of the box; flat tissue gets some depth. */
-  box(places) {
+  /** Ends of the axes in space, the same for both sides, and the shape of the box; planar tissue gets some depth. */
+  box(positions) {
     const ends = {}, sizes = {};
     for (const name of ["x", "y", "z"]) {
       let [low, high] = [Infinity, -Infinity];
-      for (const place of places) for (const value of place[name]) { if (value < low) low = value; if (value > high) high = value; }
+      for (const position of positions) for (const value of position[name]) { if (value < low) low = value; if (value > high) high = value; }
       ends[name] = [low, high];
     }
     const widest = Math.max(...Object.values(ends).map(([low, high]) => high - low)) || 1;
@@ -151,15 +151,15 @@ class Tissues {
     return { eye: { x: 0.62 * far, y: -1.05 * far, z: 0.85 * far } };
   }
 
-  layout(flat, places) {
-    const box = flat ? null : this.box(places);
+  layout(planar, positions) {
+    const box = planar ? null : this.box(positions);
     const both = this.panels.length === 2;
     const uirevision = `${this.view}/${this.slice}`;
-    const layout = baseLayout({ uirevision, dragmode: flat ? "zoom" : "orbit" });
+    const layout = baseLayout({ uirevision, dragmode: planar ? "zoom" : "orbit" });
     this.panels.forEach((_, index) => {
       const number = index ? "2" : "";
       const domain = both ? [[0, 0.495], [0.505, 1]][index] : [0, 1];
-      if (flat) {
+      if (planar) {
         const plain = { showgrid: false, zeroline: false, showticklabels: false, ticks: "", uirevision };
         layout[`xaxis${number}`] = { ...plain, domain, anchor: `y${number}`, ...(index ? { matches: "x" } : {}) };
         layout[`yaxis${number}`] = { ...plain, anchor: `x${number}`, ...(index ? { matches: "y" } : { scaleanchor: "x" }) };
@@ -171,7 +171,7 @@ class Tissues {
     return layout;
   }
 
-  /** Bind the pointer and, in 3D, turn both scenes together. */
+  /** Bind the pointer and, in 3D, rotate both scenes together. */
   listen() {
     const { plot } = this;
     plot.removeAllListeners?.("plotly_hover");
@@ -180,16 +180,16 @@ class Tissues {
     plot.removeAllListeners?.("plotly_relayout");
     plot.on("plotly_hover", ({ points: [point], event }) => this.hover(point, event));
     plot.on("plotly_unhover", () => { tip.hidden = true; this.ring.hidden = true; });
-    const turn = (change) => {
+    const rotate = (change) => {
       const from = ["scene", "scene2"].find((scene) => `${scene}.camera` in change);
-      if (!from || this.turning || this.panels.length < 2) return;
-      this.turning = true;
+      if (!from || this.rotating || this.panels.length < 2) return;
+      this.rotating = true;
       this.camera = change[`${from}.camera`];
       const other = from === "scene" ? "scene2" : "scene";
-      Plotly.relayout(plot, { [`${other}.camera`]: this.camera }).finally(() => { this.turning = false; });
+      Plotly.relayout(plot, { [`${other}.camera`]: this.camera }).finally(() => { this.rotating = false; });
     };
-    plot.on("plotly_relayouting", turn);
-    plot.on("plotly_relayout", turn);
+    plot.on("plotly_relayouting", rotate);
+    plot.on("plotly_relayout", rotate);
   }
 
   hover(point, event) {
@@ -212,9 +212,9 @@ class Tissues {
   mark(index, number) {
     const layout = this.plot._fullLayout;
     const [x, y] = [layout[index ? "xaxis2" : "xaxis"], layout[index ? "yaxis2" : "yaxis"]];
-    const place = this.drawn.places[index];
-    this.ring.style.left = `${x._offset + x.l2p(place.x[number])}px`;
-    this.ring.style.top = `${y._offset + y.l2p(place.y[number])}px`;
+    const position = this.drawn.positions[index];
+    this.ring.style.left = `${x._offset + x.l2p(position.x[number])}px`;
+    this.ring.style.top = `${y._offset + y.l2p(position.y[number])}px`;
     this.ring.hidden = false;
   }
 

@@ -1,1 +1,1 @@
-"""Types that cross rooms, and metrics."""
+"""Types that several packages use, and metrics."""

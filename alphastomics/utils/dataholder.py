@@ -77,7 +77,7 @@ class DataHolder:
     @property
     def gene_mask(self) -> Bool[Tensor, "B N G"]:
         """Tell which entries of `expression` were measured in a real cell."""
-        # Spread out on demand: it is as large as the expression, and most panels are one row.
+        # Expanded on demand: it is as large as the expression, and most panels are one row.
         return self.measured_genes[self.panel] & self.node_mask[..., None]
 
     @property

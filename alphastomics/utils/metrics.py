@@ -1,4 +1,4 @@
-"""The metrics of `test`, by their documented place: arrays of one slice enter, numbers leave.
+"""The metrics of `test`, under their documented name: arrays of one slice enter, numbers leave.
 
 Each is a pure function of torch tensors (on any device) or numpy arrays; docs/metrics.md has the
 formula, range and chance level of every one, and `alphastomics.evaluation` the code.

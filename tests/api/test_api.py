@@ -69,10 +69,12 @@ def test_predictions_and_keys_are_those_of_sample(
     verb = model.predict_positions if mode == "expr_to_pos" else model.predict_expression
     returned = verb(adata)
     new = {"obsm": set(expected.obsm) - {"spatial"}, "layers": set(expected.layers)}
-    for place, keys in new.items():
-        assert set(getattr(adata, place)) == set(getattr(expected, place))
+    for position, keys in new.items():
+        assert set(getattr(adata, position)) == set(getattr(expected, position))
         for key in keys:
-            np.testing.assert_array_equal(getattr(adata, place)[key], getattr(expected, place)[key])
+            np.testing.assert_array_equal(
+                getattr(adata, position)[key], getattr(expected, position)[key]
+            )
     assert adata.uns["alphastomics"].keys() == expected.uns["alphastomics"].keys()
     if mode == "expr_to_pos":
         np.testing.assert_array_equal(returned, adata.obsm["spatial_pred"])
@@ -93,7 +95,7 @@ def test_a_second_prediction_keeps_what_the_first_one_stored(model, slices):
     np.testing.assert_array_equal(kept["frame"]["rotation"], first["frame"]["rotation"])
 
 
-def test_places_come_in_the_frame_of_a_reference_as_by_sample(
+def test_positions_come_in_the_frame_of_a_reference_as_by_sample(
     by_commands, model, slices, slice_files, tmp_path
 ):
     words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
@@ -105,8 +107,8 @@ def test_places_come_in_the_frame_of_a_reference_as_by_sample(
     with pytest.raises(InputError, match="reference: has no coordinates"):
         model.predict_positions(slices[0], reference=slices[1])
     AlphaSTomics.setup_anndata(slices[1], position_key="there")
-    made = model.predict_positions(slices[0], reference=slices[1])
-    np.testing.assert_array_equal(made, expected.obsm["spatial_pred"])
+    generated = model.predict_positions(slices[0], reference=slices[1])
+    np.testing.assert_array_equal(generated, expected.obsm["spatial_pred"])
     rotation = slices[0].uns["alphastomics"]["frame"]["rotation"]
     np.testing.assert_array_equal(rotation, expected.uns["alphastomics"]["frame"]["rotation"])
 
@@ -115,11 +117,11 @@ def test_new_tissue_is_that_of_sample(by_commands: Path, model: AlphaSTomics, tm
     words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
     run("sample", *words, "--num_cells", 40, "--num_slices", 2, "--output", tmp_path / "new.h5ad")
     expected = anndata.read_h5ad(tmp_path / "new.h5ad")
-    made = model.generate(40, num_slices=2)
-    np.testing.assert_array_equal(made.X, expected.X)
-    np.testing.assert_array_equal(made.obsm["spatial_pred"], expected.obsm["spatial_pred"])
-    assert list(made.obs["slice_id"]) == list(expected.obs["slice_id"])
-    assert list(made.var_names) == model.genes
+    generated = model.generate(40, num_slices=2)
+    np.testing.assert_array_equal(generated.X, expected.X)
+    np.testing.assert_array_equal(generated.obsm["spatial_pred"], expected.obsm["spatial_pred"])
+    assert list(generated.obs["slice_id"]) == list(expected.obs["slice_id"])
+    assert list(generated.var_names) == model.genes
 
 
 def test_scores_are_those_of_test(by_commands: Path, model: AlphaSTomics, slices, tmp_path):
@@ -156,27 +158,27 @@ def test_embeddings_are_those_of_extract(mode, by_commands, model, slices, slice
     run("extract", *words, "--extract_mode", mode)
     expected = anndata.read_h5ad(tmp_path / "e.h5ad")
     adata = slices[0]
-    made = model.get_latent_representation(adata, mode=mode)
+    generated = model.get_latent_representation(adata, mode=mode)
     assert set(adata.obsm) == set(expected.obsm)
     for key in expected.obsm:
         np.testing.assert_array_equal(adata.obsm[key], expected.obsm[key])
     first = adata.obsm["X_alphastomics_0" if mode == "all_layers" else "X_alphastomics"]
-    np.testing.assert_array_equal(made[:, 0] if mode == "all_layers" else made, first)
+    np.testing.assert_array_equal(generated[:, 0] if mode == "all_layers" else generated, first)
     assert len(model._trained().module.average.trunk.layers) == 2
 
 
 def test_an_embedding_of_dissociated_cells_is_of_expression_alone(model, slices):
-    placed = model.get_latent_representation(slices[0]).copy()
+    predicted = model.get_latent_representation(slices[0]).copy()
     del slices[0].obsm["spatial"]
     alone = model.get_latent_representation(slices[0])
-    assert alone.shape == placed.shape
+    assert alone.shape == predicted.shape
     assert np.isfinite(alone).all()
-    assert not np.array_equal(alone, placed)
+    assert not np.array_equal(alone, predicted)
     with pytest.raises(InputError, match="expected one of: encoder, transformer, all_layers"):
         model.get_latent_representation(slices[1], mode="decoder")
 
 
-def test_another_seed_gives_another_draw_and_the_same_one_the_same(model, slices):
+def test_another_seed_gives_another_sample_and_the_same_seed_the_same(model, slices):
     one, two, other = (
         model.predict_positions(slices[0], seed=seed, estimator="sample") for seed in (1, 1, 2)
     )
@@ -230,14 +232,14 @@ def test_a_view_can_be_set_up_and_its_parent_stays(slices):
     assert AlphaSTomics(view, TINY, batch_size=32).train(1).genes == sorted(view.var_names)
 
 
-def test_slices_are_placed_one_by_one_whatever_the_order_of_cells(model, slices):
+def test_slices_are_predicted_one_by_one_whatever_the_order_of_cells(model, slices):
     both = anndata.concat(slices, join="inner")
     order = np.random.default_rng(0).permutation(both.n_obs)
-    made = model.predict_positions(both[order].copy())
+    generated = model.predict_positions(both[order].copy())
     for name in both.obs["slice_id"].unique():
         rows = (both.obs["slice_id"].to_numpy() == name)[order]
-        np.testing.assert_allclose(made[rows].mean(0), 0, atol=1e-2)
-        assert made[rows].std() > 0
+        np.testing.assert_allclose(generated[rows].mean(0), 0, atol=1e-2)
+        assert generated[rows].std() > 0
 
 
 def test_genes_too_few_and_too_many_are_aligned_by_name(model, slices):
@@ -256,15 +258,15 @@ def test_genes_too_few_and_too_many_are_aligned_by_name(model, slices):
 
 
 def test_expression_at_bare_coordinates_is_a_new_anndata(model, slices):
-    place = slices[0].obsm["spatial"].astype(np.float32)
-    made = model.predict_expression(place)
-    assert list(made.var_names) == model.genes
-    np.testing.assert_array_equal(made.obsm["spatial"], place)
-    np.testing.assert_array_equal(made.X, made.layers["generated"])
-    assert (made.layers["generated_std"] >= 0).all()
+    position = slices[0].obsm["spatial"].astype(np.float32)
+    generated = model.predict_expression(position)
+    assert list(generated.var_names) == model.genes
+    np.testing.assert_array_equal(generated.obsm["spatial"], position)
+    np.testing.assert_array_equal(generated.X, generated.layers["generated"])
+    assert (generated.layers["generated_std"] >= 0).all()
     # Bare coordinates are of no training slice's frame, and so of a slice unknown to the model.
     slices[0].obs["slice_id"] = "another"
-    np.testing.assert_array_equal(made.X, model.predict_expression(slices[0]))
+    np.testing.assert_array_equal(generated.X, model.predict_expression(slices[0]))
 
 
 def test_results_survive_a_file(model, slices, tmp_path):
@@ -296,10 +298,10 @@ def test_one_anndata_with_several_slices_is_the_same_as_a_list(model, slices):
 
 
 def test_a_folder_keeps_the_run_and_training_goes_on(slices, tmp_path):
-    place = tmp_path / "mine"
-    AlphaSTomics(slices, TINY, folder=place).train(1)
-    assert (place / "processed/metadata.json").is_file()
-    again = AlphaSTomics(slices, TINY, folder=place)
+    position = tmp_path / "mine"
+    AlphaSTomics(slices, TINY, folder=position).train(1)
+    assert (position / "processed/metadata.json").is_file()
+    again = AlphaSTomics(slices, TINY, folder=position)
     with pytest.raises(InputError, match="holds a run already"):
         again.train(1)
     again.train(3, resume=True)
@@ -310,10 +312,10 @@ def test_a_folder_keeps_the_run_and_training_goes_on(slices, tmp_path):
 
 def test_a_temporary_folder_goes_with_its_model(slices):
     model = AlphaSTomics(slices, TINY)
-    place = model._folder
-    assert place.is_dir()
+    position = model._folder
+    assert position.is_dir()
     del model
-    assert not place.exists()
+    assert not position.exists()
 
 
 def test_importing_the_package_offers_the_class_and_no_more():

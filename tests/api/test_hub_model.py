@@ -27,8 +27,8 @@ FILES = {"README.md", "config.json", "model.safetensors", "record.json"}
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    with served(monkeypatch, tmp_path) as found:
-        yield found
+    with served(monkeypatch, tmp_path) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def run_folder(slice_files: Path, tmp_path_factory) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(TINY))
     config = ["--config", folder / "config.yaml"]
     processed = ["--data_dir", folder / "processed"]
-    made = ["--input_dir", slice_files, "--output_dir", folder / "processed", *config]
+    generated = ["--input_dir", slice_files, "--output_dir", folder / "processed", *config]
     for words in (
-        ["preprocess", *made, "--train_ratio", 0.6],
+        ["preprocess", *generated, "--train_ratio", 0.6],
         ["train", *processed, "--output_dir", folder, "--exp_name", "run", *config],
     ):
         assert main(list(map(str, words))) == 0
@@ -88,8 +88,8 @@ def test_a_model_folder_serves_the_commands_as_a_checkpoint_does(model, slice_fi
     words += ["--num_steps", 3, "--num_samples", 2]
     assert main(list(map(str, words))) == 0
     expected = model.predict_positions(anndata.read_h5ad(slice_files / "slice_0.h5ad"))
-    made = anndata.read_h5ad(tmp_path / "out.h5ad")
-    np.testing.assert_array_equal(made.obsm["spatial_pred"], expected)
+    generated = anndata.read_h5ad(tmp_path / "out.h5ad")
+    np.testing.assert_array_equal(generated.obsm["spatial_pred"], expected)
 
 
 def test_a_folder_that_is_in_use_is_kept_unless_overwrite(model, tmp_path):
@@ -128,7 +128,7 @@ def test_what_was_altered_is_refused(model, tmp_path):
         AlphaSTomics.load(missing)
 
 
-def test_a_place_without_a_model_is_refused(tmp_path):
+def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         AlphaSTomics.load(tmp_path / "none")
     with pytest.raises(InputError, match="neither a model folder"):
@@ -151,9 +151,9 @@ def test_the_card_shows_the_runs_real_figures(model, slices, tmp_path):
     assert head["license"] == "mit"
     assert head["library_name"] == "alphastomics"
     methods = ("alphastomics", "alphastomics sample", "shuffled")
-    found = [scores["expr_to_pos"][method]["knn_preservation"] for method in methods]
+    result = [scores["expr_to_pos"][method]["knn_preservation"] for method in methods]
     row = next(line for line in body.splitlines() if line.startswith(r"| knn\_preservation"))
-    assert row.startswith(r"| knn\_preservation | " + " | ".join(f"{v:.4g}" for v in found))
+    assert row.startswith(r"| knn\_preservation | " + " | ".join(f"{v:.4g}" for v in result))
     loss = model._trained().record["training"]["best_val_loss"]
     assert f"| best_val_loss | {loss:.4g} |" in body
     assert f"{len(model.genes)} genes" in body

@@ -13,7 +13,7 @@ import site_pages  # noqa: E402, F401
 
 OF_ROOT = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = {name: ROOT / name for name in OF_ROOT} | {
-    path.name: path for path in sorted(DOCS.glob("*.md"))
+    path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))
 }
 
 

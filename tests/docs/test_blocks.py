@@ -51,13 +51,13 @@ def smaller(text: str) -> str:
 
 def shown_commands() -> list:
     """Every line of a shell in the pages, as words, with its page."""
-    found = []
+    result = []
     for page in PAGES:
         text = text_of(page)
         shell = [block.text for block in blocks_of(page) if block.language in SHELL]
         shell += re.findall(r"^    \$ (?:.*\\\n)*.*$", text, flags=re.MULTILINE)
-        found += [(page, words) for part in shell for words in page_blocks.shell_lines(part)]
-    return found
+        result += [(page, words) for part in shell for words in page_blocks.shell_lines(part)]
+    return result
 
 
 def after_program(words: list[str]) -> list[str] | None:
@@ -186,7 +186,7 @@ def test_a_block_is_read_with_its_line_and_its_reason():
     assert plain == page_blocks.Block("", "y\n", 11, None)
 
 
-def test_commands_are_told_from_what_they_printed():
+def test_commands_are_separated_from_what_they_printed():
     shell = "a b \\\n  --c 'd e'  # why\n\n# alone\nf\n"
     assert list(page_blocks.shell_lines(shell)) == [["a", "b", "--c", "d e"], ["f"]]
     console = "$ a \\\n  b\nit isn't quoted\n$ c\n"

@@ -16,14 +16,16 @@ EVERYWHERE = {"config", "set", "seed", "deterministic", "verbose"}
 
 def rows(page: str) -> dict[str, str]:
     """Flags of a page's table with the default that stands beside them."""
-    found = {}
+    result = {}
     row = r"^\| ((?:`--[^`|]+`(?:, )?)+) \| ([^|]*) \|"
     for names, default in re.findall(row, text_of(page), re.MULTILINE):
         flags = re.findall(r"--([a-z][\w-]*)", names)
         parts = [part.strip() for part in default.split(",")]
         several = len(parts) == len(flags) > 1
-        found |= dict(zip(flags, parts if several else [default.strip()] * len(flags), strict=True))
-    return found
+        result |= dict(
+            zip(flags, parts if several else [default.strip()] * len(flags), strict=True)
+        )
+    return result
 
 
 @pytest.mark.parametrize("page", TABLES)

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from tests.docs.pages import PAGES, ROOT, site_pages, text_of, without_code
+from tests.docs.pages import OF_ROOT, PAGES, ROOT, site_pages, text_of, without_code
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SITE = site_pages.generated_pages()
@@ -35,6 +35,14 @@ def test_every_link_leads_to_a_file_and_a_heading(name: str):
     assert broken == []
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_prose_is_within_100_columns(name: str):
+    lines = without_code(text_of(name)).splitlines()
+    # Tables, indented blocks and pictures are as wide as they need; so is a lone command.
+    prose = [line for line in lines if not line.startswith(("|", "    ", "![", "`python "))]
+    assert [line for line in prose if len(line) > 100] == []
+
+
 def nav_pages() -> list[str]:
     """The pages that mkdocs.yml lists, in order."""
 
@@ -48,14 +56,14 @@ def nav_pages() -> list[str]:
 
 
 def test_the_navigation_has_every_page_once():
-    written = {path.name for path in (ROOT / "docs").glob("*.md")}
+    written = set(PAGES) - set(OF_ROOT)
     listed = nav_pages()
     assert sorted(listed) == sorted(written | set(SITE)), "mkdocs.yml: nav"
 
 
 def test_pages_made_of_the_files_of_the_root_link_within_the_site():
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} | set(SITE)
-    for place, page in SITE.items():
+    pages = (set(PAGES) - set(OF_ROOT)) | set(SITE)
+    for position, page in SITE.items():
         links = [link.partition("#")[0] for link in LINK.findall(without_code(page))]
         outside = [
             link
@@ -64,7 +72,7 @@ def test_pages_made_of_the_files_of_the_root_link_within_the_site():
             and link not in pages
             and not (ROOT / "docs" / link).is_file()
         ]
-        assert outside == [], place
+        assert outside == [], position
 
 
 def test_the_version_is_one():

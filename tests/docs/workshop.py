@@ -60,7 +60,7 @@ def write_cells(folder: Path) -> None:
     slices = sorted((folder / "slices").glob("*.h5ad"))
     last = anndata.read_h5ad(slices[-1])
     last.write_h5ad(folder / "slice.h5ad")
-    last.write_h5ad(folder / "places.h5ad")
+    last.write_h5ad(folder / "positions.h5ad")
     tissue = anndata.concat([anndata.read_h5ad(path) for path in slices[:2]])
     tissue.obs["section"] = tissue.obs["slice_id"]
     tissue.write_h5ad(folder / "tissue.h5ad")

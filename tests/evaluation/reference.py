@@ -66,7 +66,7 @@ def distance_mse_naive(predicted: np.ndarray, true: np.ndarray) -> float:
     return sum(errors) / len(errors)
 
 
-def turned(position: np.ndarray, angle: float, *, mirror: bool) -> np.ndarray:
+def rotated(position: np.ndarray, angle: float, *, mirror: bool) -> np.ndarray:
     """Rotate about the last axis (or the origin in 2D), shift, and mirror the first axis."""
     rotation = np.eye(position.shape[1])
     rotation[:2, :2] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]

@@ -24,8 +24,8 @@ EVERY_GENE = np.ones((1, 60), dtype=bool)
 
 def test_each_cell_goes_to_the_centroid_of_its_class():
     position = np.array([[0.0, 0.0], [2.0, 4.0], [5.0, 5.0]])
-    placed = class_centroids(position, ["a", "a", "b"])
-    assert placed.tolist() == [[1, 2], [1, 2], [5, 5]]
+    predicted = class_centroids(position, ["a", "a", "b"])
+    assert predicted.tolist() == [[1, 2], [1, 2], [5, 5]]
     with pytest.raises(InputError, match="labels: 2 for 3 cells"):
         class_centroids(position, ["a", "b"])
 
@@ -42,9 +42,9 @@ def test_the_spatial_mean_is_over_the_nearest_cells_that_measured_the_gene():
     at = np.array([[0.0, 0], [1, 0], [2, 0], [50, 0]])
     expression = np.array([[1.0, 5], [3, 5], [8, 7], [0, 9]])
     measured = np.array([[True, False], [True, False], [True, True], [True, True]])
-    found = spatial_knn_mean(np.array([[0.1, 0]]), at, expression, measured, k=2)
+    result = spatial_knn_mean(np.array([[0.1, 0]]), at, expression, measured, k=2)
     # Gene 0: (1 + 3) / 2. Gene 1: neither measured it, so the mean of 7 and 9.
-    assert found.tolist() == [[2, 8]]
+    assert result.tolist() == [[2, 8]]
     three = spatial_knn_mean(np.array([[0.1, 0]]), at, expression, measured, k=3)
     assert three.tolist() == [[4, 7]]
     everything = spatial_knn_mean(np.array([[0.1, 0]]), at, expression, measured[-1:], k=9)
@@ -73,11 +73,11 @@ def test_few_neighbours_are_chosen_for_clean_fields_and_many_for_noise(rng):
 def test_a_linear_map_is_found_by_every_regressor(regressor, rng):
     expression = rng.normal(size=(700, 3)).astype(np.float32)
     position = expression.astype(float) @ rng.normal(size=(3, 3)) * 100 + 4000
-    found = regressed_positions(
+    result = regressed_positions(
         expression[500:], expression[:500], position[:500], regressor=regressor, seed=0
     )
-    assert procrustes(found, position[500:], scale=True, reflection=True) < 0.05
-    error, of_the_mean = (np.abs(x - position[500:]).mean() for x in (found.numpy(), 4000))
+    assert procrustes(result, position[500:], scale=True, reflection=True) < 0.05
+    error, of_the_mean = (np.abs(x - position[500:]).mean() for x in (result.numpy(), 4000))
     # Averages over leaves of five cells and more are drawn to the middle.
     assert error < (0.75 * of_the_mean if "trees" in regressor else 60)
 
@@ -91,11 +91,11 @@ def test_trees_are_those_of_sklearn(regressor, share, rng):
     position = (position - position.mean(0)) / position.std(0)
     trees = ExtraTreesRegressor(200, min_samples_leaf=5, max_features=share, random_state=3)
     expected = trees.fit(expression[:250], position[:250]).predict(expression[250:])
-    found = regressed_positions(
+    result = regressed_positions(
         expression[250:], expression[:250], position[:250], regressor=regressor, seed=3
     )
     # The training part of standardised positions is standardised again, which moves little.
-    assert np.corrcoef(found.numpy().ravel(), expected.ravel())[0, 1] > 0.999
+    assert np.corrcoef(result.numpy().ravel(), expected.ravel())[0, 1] > 0.999
 
 
 def test_of_very_many_genes_some_are_tried_at_a_split():
@@ -105,8 +105,8 @@ def test_of_very_many_genes_some_are_tried_at_a_split():
         "smoothed trees": (1, 75, 150, 500),
     }
     for regressor, expected in shares.items():
-        found = tuple(features_at_a_split(regressor, number) for number in (1, 250, 500, 20_000))
-        assert found == expected
+        result = tuple(features_at_a_split(regressor, number) for number in (1, 250, 500, 20_000))
+        assert result == expected
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,10 @@ def test_on_simulated_tissue_baselines_of_position_beat_chance(tissue):
     known = [np.concatenate([tissue[index][part] for index in (0, 2, 3)]) for part in (0, 1)]
     generator = torch.Generator().manual_seed(0)
     chance = position_scores(shuffled(true, generator), true, labels)
-    placed = {"oracle": class_centroids(true, labels)}
+    predicted = {"oracle": class_centroids(true, labels)}
     for name in ("ridge", "knn", "trees", "sqrt trees", "smoothed trees"):
-        placed[name] = regressed_positions(expression, *known, regressor=name, seed=0)
-    for position in placed.values():
+        predicted[name] = regressed_positions(expression, *known, regressor=name, seed=0)
+    for position in predicted.values():
         scores = position_scores(position, true, labels)
         assert scores["spearman_mean"] > 0.3 > 0.05 > chance["spearman_mean"]
         assert scores["contact_precision_10pct"] > 1.5 * chance["contact_precision_10pct"]

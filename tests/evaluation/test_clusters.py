@@ -42,22 +42,22 @@ def test_names_of_clusters_do_not_matter():
 
 def test_kmeans_finds_separate_types_and_the_same_seed_the_same_clusters(rng):
     expression, labels = blobs(rng, 90)
-    found = clustered(expression, num_clusters=3, seed=1)
-    assert cluster_scores(found, labels).accuracy == 1
-    assert (found == clustered(expression, num_clusters=3, seed=1)).all()
+    result = clustered(expression, num_clusters=3, seed=1)
+    assert cluster_scores(result, labels).accuracy == 1
+    assert (result == clustered(expression, num_clusters=3, seed=1)).all()
 
 
 def test_generated_cells_take_the_type_of_the_real_cells_they_resemble(rng):
     real, real_labels = blobs(rng, 120)
     generated, labels = blobs(rng, 70)
-    found = transferred_labels(generated, real, real_labels, k=5, seed=0)
-    assert cluster_scores(found, labels) == (1, 1, 1)
+    result = transferred_labels(generated, real, real_labels, k=5, seed=0)
+    assert cluster_scores(result, labels) == (1, 1, 1)
 
 
 def test_collapsed_expression_is_one_cluster_and_scores_0(rng):
     _, labels = blobs(rng, 30)
-    found = clustered(np.ones((30, 8)), num_clusters=3, seed=0)
-    assert cluster_scores(found, labels).ari == 0
+    result = clustered(np.ones((30, 8)), num_clusters=3, seed=0)
+    assert cluster_scores(result, labels).ari == 0
 
 
 def test_bad_input_is_named(rng):

@@ -15,8 +15,8 @@ from alphastomics.utils.metrics import contact_scores, distance_mse, distance_sp
 from tests.evaluation.reference import (
     contacts_naive,
     distance_mse_naive,
+    rotated,
     spearman_naive,
-    turned,
 )
 
 LATTICE = np.stack(np.meshgrid(np.arange(7.0), np.arange(6.0)), -1).reshape(-1, 2)
@@ -155,7 +155,7 @@ def test_distance_mse_equals_the_loop(case, rng, monkeypatch):
 def test_turning_mirroring_and_reordering_change_no_pairwise_score(pair, rng):
     predicted, true = pair
     order = rng.permutation(len(true))
-    moved = turned(predicted, 1.1, mirror=True)[order], true[order]
+    moved = rotated(predicted, 1.1, mirror=True)[order], true[order]
     assert distance_mse(*moved) == pytest.approx(distance_mse(*pair))
     assert contact_scores(*moved, share=0.1) == contact_scores(*pair, share=0.1)
     np.testing.assert_allclose(

@@ -62,10 +62,10 @@ def test_a_constant_prediction_scores_0_and_a_constant_truth_is_left_out(cells):
     predicted, true, measured = (array.copy() for array in cells)
     predicted[:, 0] = 0.1
     true[:, 1] = 0.1
-    found = gene_correlations(predicted, true, measured)
-    assert found[0] == 0
-    assert torch.isnan(found[1])
-    assert summary(found, "genes").num_defined == 6
+    result = gene_correlations(predicted, true, measured)
+    assert result[0] == 0
+    assert torch.isnan(result[1])
+    assert summary(result, "genes").num_defined == 6
     assert summary(torch.tensor([3.0, torch.nan, 1.0, 2.0, 6.0]), "x")[:2] == (3.0, 2.5)
     with pytest.raises(InputError, match="genes: undefined for all 2"):
         summary(torch.tensor([torch.nan, torch.nan]), "genes")

@@ -16,7 +16,7 @@ from alphastomics.utils.metrics import (
     morans_i,
     spatial_neighbours,
 )
-from tests.evaluation.reference import knn_naive, moran_naive, turned
+from tests.evaluation.reference import knn_naive, moran_naive, rotated
 
 LATTICE = np.stack(np.meshgrid(np.arange(8.0), np.arange(7.0)), -1).reshape(-1, 2) * 0.1
 LINE = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [6.0, 0.0], [10.0, 0.0]])
@@ -37,21 +37,21 @@ def test_knn_preservation_equals_the_loop_with_and_without_ties(k, rng, monkeypa
     monkeypatch.setattr(neighbours, "ENTRIES_ON_CPU", 300)
     for one in sides.values():
         for other in sides.values():
-            found = knn_preservation(one + 1, other, k=k)
-            np.testing.assert_allclose(found, knn_naive(one + 1, other, k), atol=1e-12)
+            result = knn_preservation(one + 1, other, k=k)
+            np.testing.assert_allclose(result, knn_naive(one + 1, other, k), atol=1e-12)
 
 
 def test_knn_preservation_worked_by_hand():
     # Truly nearest two of cell 0: 1, 2; of 1: 0, 2; of 2: 1, 0 and 3 (as near as 0); of 3: 2, 4.
     swapped = LINE[[0, 1, 4, 3, 2]]
-    found = knn_preservation(swapped, LINE, k=2)
+    result = knn_preservation(swapped, LINE, k=2)
     # Cell 0 has 1 and 4 now: one of two.
-    assert float(found[0]) == 0.5
+    assert float(result[0]) == 0.5
 
 
-def test_a_turned_or_mirrored_lattice_keeps_all_neighbours():
+def test_a_rotated_or_mirrored_lattice_keeps_all_neighbours():
     for mirror in (False, True):
-        moved = turned(LATTICE * 37.0, 0.3, mirror=mirror)
+        moved = rotated(LATTICE * 37.0, 0.3, mirror=mirror)
         assert float(knn_preservation(moved, LATTICE, k=10).min()) == 1
 
 
@@ -82,12 +82,12 @@ def test_morans_i_equals_scanpy_and_the_double_loop(rng, monkeypatch):
     expression = np.hstack([position, rng.normal(size=(90, 3))])
     graph = spatial_neighbours(position, k=6)
     monkeypatch.setattr(arrays, "ENTRIES_ON_CPU", 200)
-    found = morans_i(expression, graph)
+    result = morans_i(expression, graph)
     naive = [moran_naive(gene, graph.numpy()) for gene in expression.T]
-    np.testing.assert_allclose(found, naive, atol=1e-12)
+    np.testing.assert_allclose(result, naive, atol=1e-12)
     theirs = scanpy.metrics.morans_i(graph_matrix(graph), expression.T)
-    np.testing.assert_allclose(found, theirs, atol=1e-6)
-    assert found[:2].min() > 0.6 > 0.2 > found[2:].abs().max()
+    np.testing.assert_allclose(result, theirs, atol=1e-6)
+    assert result[:2].min() > 0.6 > 0.2 > result[2:].abs().max()
 
 
 def test_morans_i_worked_by_hand():

@@ -18,7 +18,7 @@ from alphastomics.utils.metrics import (
     rmsd,
     rssd,
 )
-from tests.evaluation.reference import turned
+from tests.evaluation.reference import rotated
 
 SQUARE = np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 2.0], [0.0, 2.0]])
 
@@ -30,11 +30,11 @@ def test_procrustes_with_scale_and_reflection_is_that_of_scipy(pair):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_a_turned_and_shifted_prediction_is_perfect_and_its_mirror_only_with_reflection(
+def test_a_rotated_and_shifted_prediction_is_perfect_and_its_mirror_only_with_reflection(
     pair, scale
 ):
     _, true = pair
-    same, mirrored = (turned(true, 0.7, mirror=mirror) for mirror in (False, True))
+    same, mirrored = (rotated(true, 0.7, mirror=mirror) for mirror in (False, True))
     for reflection in (True, False):
         assert procrustes(same, true, scale=scale, reflection=reflection) < 1e-25
     assert procrustes(mirrored, true, scale=scale, reflection=True) < 1e-25
@@ -57,7 +57,7 @@ def test_axes_are_never_stretched_one_by_one():
 
 def test_per_axis_errors_add_up_to_the_rmsd_and_lie_where_the_error_is(rng):
     true = rng.normal(size=(4000, 3)) * [9, 3, 1]
-    predicted = turned(true + rng.normal(size=true.shape) * [0, 0, 0.1], 0.4, mirror=False)
+    predicted = rotated(true + rng.normal(size=true.shape) * [0, 0, 0.1], 0.4, mirror=False)
     errors = axis_rmse(predicted, true, reflection=False)
     assert float(errors.square().sum().sqrt()) == pytest.approx(
         rmsd(predicted, true, reflection=False)
@@ -68,7 +68,7 @@ def test_per_axis_errors_add_up_to_the_rmsd_and_lie_where_the_error_is(rng):
 
 def test_the_aligned_prediction_is_in_the_frame_of_the_truth(pair):
     _, true = pair
-    moved = aligned(5 * turned(true, 2.0, mirror=True), true, scale=True, reflection=True)
+    moved = aligned(5 * rotated(true, 2.0, mirror=True), true, scale=True, reflection=True)
     np.testing.assert_allclose(moved, true, atol=1e-12)
 
 
@@ -102,7 +102,7 @@ def test_one_and_two_cells_and_bad_input():
         rmsd(SQUARE[:0], SQUARE[:0], reflection=True)
     with pytest.raises(InputError, match="1 cells"):
         procrustes(SQUARE[:1], SQUARE[:1], scale=True, reflection=True)
-    with pytest.raises(InputError, match="all 4 cells lie at one place"):
+    with pytest.raises(InputError, match="all 4 cells lie at one position"):
         procrustes(SQUARE, np.ones_like(SQUARE), scale=True, reflection=True)
     spoilt = SQUARE.copy()
     spoilt[2, 1] = np.nan
@@ -120,6 +120,6 @@ def test_scores_name_the_error_of_every_axis(rng):
     for dims, names in ((2, "xy"), (3, "xyz")):
         true = rng.normal(size=(40, dims))
         scores = position_scores(true + 0.3 * rng.normal(size=true.shape), true, None)
-        found = [value for name, value in scores.items() if name.startswith("rmse_")]
+        result = [value for name, value in scores.items() if name.startswith("rmse_")]
         assert [f"rmse_{axis}" in scores for axis in "xyz"] == [axis in names for axis in "xyz"]
-        assert np.square(found).sum() == pytest.approx(scores["rmsd"] ** 2)
+        assert np.square(result).sum() == pytest.approx(scores["rmsd"] ** 2)

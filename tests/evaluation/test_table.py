@@ -26,8 +26,8 @@ def test_the_best_method_is_found_in_the_metrics_own_direction(metric: str, best
 
 def test_a_metric_that_one_method_has_or_that_is_an_expectation_has_no_best():
     assert best_method("x", {"a": {"x": 1.0}, "b": {}}) is None
-    both = {"a": {"spread_coverage": 0.5}, "b": {"spread_coverage": 0.7}}
-    assert best_method("spread_coverage", both) is None
+    both = {"a": {"std_coverage": 0.5}, "b": {"std_coverage": 0.7}}
+    assert best_method("std_coverage", both) is None
     assert best_method("x", {"a": {"x": 1.0}, "b": {"x": float("nan")}}) is None
 
 

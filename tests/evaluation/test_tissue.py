@@ -23,12 +23,12 @@ from alphastomics.evaluation.tissue import (
 def layered(seed: int, cells: int = 400) -> tuple[Tissue, np.ndarray]:
     """Two types, one on each side of a line, with markers and a gene that rises along y."""
     rng = np.random.default_rng(seed)
-    place = rng.uniform(size=(cells, 2))
-    types = (place[:, 0] > 0.5).astype(int)
+    position = rng.uniform(size=(cells, 2))
+    types = (position[:, 0] > 0.5).astype(int)
     values = rng.normal(size=(cells, 6))
     values[:, :2] += 6 * np.eye(2)[types]
-    values[:, 2] += 4 * place[:, 1]
-    return Tissue(values, place), types
+    values[:, 2] += 4 * position[:, 1]
+    return Tissue(values, position), types
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def typed() -> TypedCells:
     return TypedCells(tissue.expression, types, k=5, seed=0)
 
 
-def test_another_draw_of_the_same_tissue_is_alike_and_shuffled_ones_are_not(typed):
+def test_another_sample_of_the_same_tissue_is_close_and_shuffled_ones_are_not(typed):
     real, other = layered(1)[0], layered(2)[0]
     generator = torch.Generator().manual_seed(0)
     alike, placeless, mixed = (
@@ -68,25 +68,25 @@ def test_scores_of_tissue_ignore_the_frame(typed):
 
 def test_types_around_a_cell_are_counted_as_by_a_loop():
     rng = np.random.default_rng(0)
-    place, codes = rng.normal(size=(40, 2)), rng.integers(0, 3, size=40)
+    position, codes = rng.normal(size=(40, 2)), rng.integers(0, 3, size=40)
     table = np.zeros((3, 3))
     for cell in range(40):
-        gap = ((place - place[cell]) ** 2).sum(1)
+        gap = ((position - position[cell]) ** 2).sum(1)
         for other in np.argsort(gap)[1:11]:
             table[codes[cell], codes[other]] += 1
     expected = table / table.sum(1, keepdims=True)
-    np.testing.assert_allclose(neighbour_types(codes, place, num_types=3), expected)
+    np.testing.assert_allclose(neighbour_types(codes, position, num_types=3), expected)
 
 
 def test_a_type_that_is_missing_counts_as_all_wrong():
     rng = np.random.default_rng(0)
-    place = rng.normal(size=(40, 2))
+    position = rng.normal(size=(40, 2))
     one, both = np.zeros(40, dtype=np.int64), np.repeat([0, 1], 20)
     assert type_share_distance(one, both, num_types=2) == 0.5
     assert type_share_distance(both, both, num_types=2) == 0
-    found = type_neighbour_distance((one, place), (both, place), num_types=2)
-    around = neighbour_types(both, place, num_types=2)
-    assert found == pytest.approx(0.5 * around[0, 1] + 0.5 * 1)
+    result = type_neighbour_distance((one, position), (both, position), num_types=2)
+    around = neighbour_types(both, position, num_types=2)
+    assert result == pytest.approx(0.5 * around[0, 1] + 0.5 * 1)
 
 
 def test_the_wasserstein_distance_is_scipys_gene_by_gene():

@@ -66,11 +66,11 @@ def test_oracles_chance_and_our_own_samples_are_no_rivals():
     ("auc", "grade", "words"),
     [
         (0.69, "good", ": good"),
-        (0.7, "told apart in part", "usable for simulations, not as data"),
-        (0.9, "told apart", "not yet like real cells: do not use it as data"),
+        (0.7, "partly separable", "usable for simulations, not as data"),
+        (0.9, "separable", "not yet like real cells: do not use it as data"),
     ],
 )
-def test_new_tissue_is_judged_by_how_well_it_is_told_from_real_cells(auc, grade, words):
+def test_new_tissue_is_judged_by_how_well_it_is_separated_from_real_cells(auc, grade, words):
     methods = {"alphastomics": {"auc_cells": auc}, "real, other slice": {"auc_cells": 0.55}}
     (verdict,) = verdicts({"joint": methods})
     assert (verdict.task, verdict.grade, verdict.baseline_score) == ("joint", grade, 0.55)
@@ -81,7 +81,7 @@ def test_new_tissue_is_judged_by_how_well_it_is_told_from_real_cells(auc, grade,
 def test_tasks_that_were_not_scored_get_no_verdict_and_the_order_is_fixed():
     ours = {"spearman_mean": 0.5, "pearson_gene_mean": 0.5, "auc_cells": 0.5}
     tasks = ["joint", "pos_to_expr", "expr_to_pos"]
-    found = verdicts({task: {"alphastomics": ours} for task in tasks})
-    assert [verdict.task for verdict in found] == ["expr_to_pos", "pos_to_expr", "joint"]
+    result = verdicts({task: {"alphastomics": ours} for task in tasks})
+    assert [verdict.task for verdict in result] == ["expr_to_pos", "pos_to_expr", "joint"]
     assert verdicts({}) == []
     assert verdicts({"joint": {"shuffled": ours}, "expr_to_pos": {"alphastomics": {}}}) == []

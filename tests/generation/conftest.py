@@ -19,7 +19,7 @@ SETTINGS = Config(
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory) -> Path:
+def workspace(tmp_path_factory) -> Path:
     """Slices, a processed folder, and a joint and a specialised checkpoint."""
     folder = tmp_path_factory.mktemp("generation")
     tissue = SimulationConfig(cells=90, slices=2, genes=24, panel_share=0.8)
@@ -42,5 +42,5 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def checkpoint(place: Path, mode: str = "joint") -> Path:
-    return RunFolder(place / mode).last
+def checkpoint(workspace: Path, mode: str = "joint") -> Path:
+    return RunFolder(workspace / mode).last

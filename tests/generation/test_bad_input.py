@@ -19,9 +19,9 @@ class Payload:
         return (Path.touch, (self.mark,))
 
 
-def bad_inputs(place: Path, folder: Path) -> dict[str, tuple[Path, str]]:
+def bad_inputs(workspace: Path, folder: Path) -> dict[str, tuple[Path, str]]:
     """Make each kind of bad input; return it with the words of its refusal."""
-    slice_0 = anndata.read_h5ad(place / "slices/slice_0.h5ad")
+    slice_0 = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")
     strange = slice_0.copy()
     strange.var_names = [f"Other{number}" for number in range(strange.n_vars)]
     strange.write_h5ad(folder / "strange.h5ad")
@@ -53,10 +53,10 @@ def bad_inputs(place: Path, folder: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_bad_input_gets_one_line_and_leaves_nothing(place: Path, tmp_path: Path, capsys):
-    for source, words in bad_inputs(place, tmp_path).values():
+def test_bad_input_gets_one_line_and_leaves_nothing(workspace: Path, tmp_path: Path, capsys):
+    for source, words in bad_inputs(workspace, tmp_path).values():
         before = sorted(tmp_path.iterdir())
-        arguments = ["--checkpoint", checkpoint(place), "--input_data", source]
+        arguments = ["--checkpoint", checkpoint(workspace), "--input_data", source]
         arguments += ["--sample_mode", "expr_to_pos", "--output", tmp_path / "o.h5ad"]
         assert main(["sample", *map(str, arguments)]) == 2
         errors = capsys.readouterr().err
@@ -76,58 +76,70 @@ def refusal(capsys, *arguments: object) -> str:
 
 
 def test_a_mode_that_the_checkpoint_was_not_trained_for_is_refused_with_what_it_can(
-    place: Path, tmp_path: Path, capsys
+    workspace: Path, tmp_path: Path, capsys
 ):
-    call = ["sample", "--checkpoint", checkpoint(place, "expr_to_pos")]
-    call += ["--input_data", place / "processed", "--output", tmp_path / "o.h5ad"]
+    call = ["sample", "--checkpoint", checkpoint(workspace, "expr_to_pos")]
+    call += ["--input_data", workspace / "processed", "--output", tmp_path / "o.h5ad"]
     for mode in ("pos_to_expr", "joint"):
         said = refusal(capsys, *call, "--sample_mode", mode)
         assert "trained for expr_to_pos alone" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_sampler_is_refused_with_those_there_are(place: Path, capsys):
-    call = ["sample", "--checkpoint", checkpoint(place), "--num_cells", 9]
+def test_an_unknown_sampler_is_refused_with_those_there_are(workspace: Path, capsys):
+    call = ["sample", "--checkpoint", checkpoint(workspace), "--num_cells", 9]
     said = refusal(capsys, *call, "--sampler", "euler")
     assert all(name in said for name in ("ddim", "ddpm", "dpmpp"))
 
 
-def test_more_steps_than_the_schedule_has_are_refused(place: Path, tmp_path: Path, capsys):
-    call = ["sample", "--checkpoint", checkpoint(place), "--num_cells", 9]
+def test_more_steps_than_the_schedule_has_are_refused(workspace: Path, tmp_path: Path, capsys):
+    call = ["sample", "--checkpoint", checkpoint(workspace), "--num_cells", 9]
     said = refusal(capsys, *call, "--num_steps", 5000, "--output", tmp_path / "o.h5ad")
     assert "expected 1 to 1000" in said
 
 
-def test_expression_at_no_place_is_refused(place: Path, tmp_path: Path, capsys):
-    data = anndata.read_h5ad(place / "slices/slice_0.h5ad")
+def test_expression_at_no_position_is_refused(workspace: Path, tmp_path: Path, capsys):
+    data = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")
     del data.obsm["spatial"]
     data.write_h5ad(tmp_path / "placeless.h5ad")
-    call = ["sample", "--checkpoint", checkpoint(place), "--sample_mode", "pos_to_expr"]
+    call = ["sample", "--checkpoint", checkpoint(workspace), "--sample_mode", "pos_to_expr"]
     assert "no coordinates" in refusal(capsys, *call, "--input_data", tmp_path / "placeless.h5ad")
-    scored = ["test", "--checkpoint", checkpoint(place), "--no_report"]
+    scored = ["test", "--checkpoint", checkpoint(workspace), "--no_report"]
     said = refusal(capsys, *scored, "--input_data", tmp_path / "placeless.h5ad")
     assert "no coordinates to compare with" in said
 
 
-def test_fewer_test_cells_than_neighbours_are_refused(place: Path, tmp_path: Path, capsys):
-    anndata.read_h5ad(place / "slices/slice_0.h5ad")[:10].write_h5ad(tmp_path / "few.h5ad")
-    call = ["test", "--checkpoint", checkpoint(place), "--no_report", "--num_steps", 2]
+def test_fewer_test_cells_than_neighbours_are_refused(workspace: Path, tmp_path: Path, capsys):
+    anndata.read_h5ad(workspace / "slices/slice_0.h5ad")[:10].write_h5ad(tmp_path / "few.h5ad")
+    call = ["test", "--checkpoint", checkpoint(workspace), "--no_report", "--num_steps", 2]
     said = refusal(capsys, *call, "--input_data", tmp_path / "few.h5ad")
-    assert "no slice has the 11 cells that the scores need (largest 10)" in said
+    assert f"{tmp_path / 'few.h5ad'}: has 10 cells in 1 slice(s)" in said
+    assert "at least 11 cells: score another split (--split train or validation)" in said
 
 
-def test_a_place_that_is_no_number_is_refused(place: Path, tmp_path: Path, capsys):
-    data = anndata.read_h5ad(place / "slices/slice_0.h5ad")
+def test_a_split_that_is_too_small_to_be_scored_is_named(workspace: Path, tmp_path: Path, capsys):
+    processed = tmp_path / "processed"
+    slices = ["--input_dir", str(workspace / "slices"), "--output_dir", str(processed)]
+    assert main(["preprocess", *slices, "--train_ratio", "0.9", "--val_ratio", "0.08"]) == 0
+    capsys.readouterr()
+    call = ["test", "--checkpoint", checkpoint(workspace), "--no_report", "--num_steps", 2]
+    said = refusal(capsys, *call, "--data_dir", processed)
+    assert f"{processed}, test split: has " in said
+    assert "a smaller --train_ratio" in said
+
+
+def test_a_position_that_is_no_number_is_refused(workspace: Path, tmp_path: Path, capsys):
+    data = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")
     data.obsm["spatial"][4, 1] = np.nan
     data.write_h5ad(tmp_path / "nan.h5ad")
-    call = ["sample", "--checkpoint", checkpoint(place), "--sample_mode", "pos_to_expr"]
+    call = ["sample", "--checkpoint", checkpoint(workspace), "--sample_mode", "pos_to_expr"]
     said = refusal(capsys, *call, "--input_data", tmp_path / "nan.h5ad")
     assert "row 4" in said
 
 
 @pytest.mark.parametrize("command", ["sample", "test"])
-def test_a_query_in_other_units_is_said(command, place: Path, tmp_path: Path, capsys):
-    data = anndata.read_h5ad(place / "slices/slice_0.h5ad")
+def test_a_query_in_other_units_is_said(command, workspace: Path, tmp_path: Path, capsys):
+    data = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")
     words = {}
     for unit, factor in (("um", 1.0), ("mm", 1e-3)):
         other = data.copy()
@@ -135,7 +147,7 @@ def test_a_query_in_other_units_is_said(command, place: Path, tmp_path: Path, ca
         other.write_h5ad(tmp_path / f"{unit}.h5ad")
         flags = ["--input_data", tmp_path / f"{unit}.h5ad", "--num_steps", 2, "--num_samples", 1]
         flags += ["--sample_mode", "expr_to_pos"] if command == "sample" else ["--no_report"]
-        flags += ["--checkpoint", checkpoint(place, "expr_to_pos"), "--overwrite"]
+        flags += ["--checkpoint", checkpoint(workspace, "expr_to_pos"), "--overwrite"]
         flags += ["--output", tmp_path / ("o.h5ad" if command == "sample" else "o.json")]
         assert main([command, *map(str, flags)]) == 0
         words[unit] = capsys.readouterr().err

@@ -29,9 +29,10 @@ class Prediction(NamedTuple):
 
 
 class Toy(nn.Module):
-    """Reads a cell's place off its first three genes, or its genes off its place, and errs as told.
+    """Reads a cell's position off its first three genes, or its genes off its position.
 
-    Each call's places are turned and shifted at random, as those of a network that ignores frames.
+    It errs by a given amount. Each call's positions are rotated and shifted at random, as those of
+    a network that ignores frames.
     """
 
     def __init__(self, growth: float = 0.0, noise: float = 0.0) -> None:
@@ -43,11 +44,11 @@ class Toy(nn.Module):
     def forward(self, expression, position, diffusion_time, node_mask, *, gene_mask=None):
         turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=self.stream))
         self.seen.add(float(expression[0, -1, 3]))  # the last cell tells the chunks apart
-        place = expression[..., :3] * (1 + self.growth * (len(self.seen) - 1))
-        place = (place + self.noise * position) @ turn + torch.randn(3, generator=self.stream)
+        path = expression[..., :3] * (1 + self.growth * (len(self.seen) - 1))
+        path = (path + self.noise * position) @ turn + torch.randn(3, generator=self.stream)
         genes = torch.zeros_like(expression)
         genes[..., :3] = position + self.noise * expression[..., :3]
-        return Prediction(genes, place)
+        return Prediction(genes, path)
 
 
 def toy_module(toy: nn.Module) -> AlphaSTomicsModule:
@@ -58,14 +59,14 @@ def toy_module(toy: nn.Module) -> AlphaSTomicsModule:
 
 
 def tissue() -> InputCells:
-    """Cells whose first three genes are their place about the centre, in the model's units."""
+    """Cells whose first three genes are their position about the centre, in the model's units."""
     rng = np.random.default_rng(0)
-    place = (rng.normal(size=(CELLS, 3)) * [3.0, 2.0, 1.0]).astype(np.float32)
-    place -= place.mean(0)
+    position = (rng.normal(size=(CELLS, 3)) * [3.0, 2.0, 1.0]).astype(np.float32)
+    position -= position.mean(0)
     expression = np.zeros((CELLS, GENES), np.float32)
-    expression[:, :3], expression[:, 3] = place, rng.normal(size=CELLS)
+    expression[:, :3], expression[:, 3] = position, rng.normal(size=CELLS)
     blank = blank_cells(Blank(CELLS), GENES, dims=3)
-    return replace(blank, expression=expression, position=place * SCALE)
+    return replace(blank, expression=expression, position=position * SCALE)
 
 
 def test_every_cell_is_in_one_chunk_and_anchors_are_in_all():
@@ -84,25 +85,25 @@ def test_every_cell_is_in_one_chunk_and_anchors_are_in_all():
 def test_chunks_of_an_exact_denoiser_join_without_a_seam(estimator):
     cells = tissue()
     settings = CHUNKED.model_copy(update={"estimator": estimator})
-    made = generate(toy_module(Toy()), cells, "expr_to_pos", settings, 1)
-    assert rmsd(made.position, cells.position, reflection=True) < 1e-3 * SCALE
-    (seam,) = made.seams
+    generated = generate(toy_module(Toy()), cells, "expr_to_pos", settings, 1)
+    assert rmsd(generated.position, cells.position, reflection=True) < 1e-3 * SCALE
+    (seam,) = generated.seams
     assert (seam.chunks, seam.anchors) == (4, 12)
     assert seam.rms < 1e-3 * SCALE
-    np.testing.assert_allclose(made.position.mean(0), 0, atol=1e-3 * SCALE)
+    np.testing.assert_allclose(generated.position.mean(0), 0, atol=1e-3 * SCALE)
 
 
 def test_the_seam_error_is_that_of_the_anchors_worked_by_hand():
     cells = tissue()
     # Chunk c is 1 + 0.1 c times the truth: an anchor is off by 0.1 c times its way to their centre.
     settings = CHUNKED.model_copy(update={"num_samples": 1, "num_steps": 1, "estimator": "sample"})
-    made = generate(toy_module(Toy(growth=0.1)), cells, "expr_to_pos", settings, 1)
-    (seam,) = made.seams
-    radius = np.sqrt(((made.position - made.position.mean(0)) ** 2).sum(1).mean())
+    generated = generate(toy_module(Toy(growth=0.1)), cells, "expr_to_pos", settings, 1)
+    (seam,) = generated.seams
+    radius = np.sqrt(((generated.position - generated.position.mean(0)) ** 2).sum(1).mean())
     assert seam.relative == pytest.approx(seam.rms / radius, rel=1e-3)
     anchors = plan_of(cells)
-    place = cells.position[anchors]
-    gyration = ((place - place.mean(0)) ** 2).sum(1).mean()
+    position = cells.position[anchors]
+    gyration = ((position - position.mean(0)) ** 2).sum(1).mean()
     expected = np.sqrt(np.mean([(0.1 * chunk) ** 2 * gyration for chunk in (1, 2, 3)]))
     assert seam.rms == pytest.approx(expected, rel=1e-3)
 
@@ -157,15 +158,15 @@ def test_new_tissue_in_chunks_is_drawn_around_the_same_anchors():
             return Prediction(torch.tanh(expression), torch.tanh(position))
 
     cells = blank_cells(Blank(CELLS), GENES, dims=3)
-    made = generate(toy_module(Watching()), cells, "joint", CHUNKED, 1)
+    generated = generate(toy_module(Watching()), cells, "joint", CHUNKED, 1)
     again = generate(toy_module(Watching()), cells, "joint", CHUNKED, 1)
-    np.testing.assert_array_equal(made.position, again.position)
-    assert np.isnan(made.seams[0].rms)
+    np.testing.assert_array_equal(generated.position, again.position)
+    assert np.isnan(generated.seams[0].rms)
     anchors = plan_of(cells)
     # At the last step of a later chunk, the anchors are nearly what the first chunk made of them.
     last = seen[4 * CHUNKED.num_steps - 1].numpy()
-    assert np.abs(last - made.expression[anchors]).mean() < 0.5
-    assert len(np.unique(made.expression[:, 0])) == CELLS
+    assert np.abs(last - generated.expression[anchors]).mean() < 0.5
+    assert len(np.unique(generated.expression[:, 0])) == CELLS
 
 
 def test_the_result_is_a_pure_function_of_the_seed():

@@ -33,21 +33,21 @@ def rotation_of(dims: int, *, mirrored: bool) -> np.ndarray:
 
 def body(dims: int, cells: int = 40) -> InputCells:
     """Cells with places in the frame."""
-    place = RNG.normal(size=(cells, 3)) * [300.0, 200.0, 100.0] + [1000.0, 50.0, -20.0]
-    place[:, dims:] = 0
+    position = RNG.normal(size=(cells, 3)) * [300.0, 200.0, 100.0] + [1000.0, 50.0, -20.0]
+    position[:, dims:] = 0
     blank = blank_cells(Blank(cells), 4, dims=dims)
-    return replace(blank, position=place.astype(np.float32))
+    return replace(blank, position=position.astype(np.float32))
 
 
 def generated(cells: InputCells, position: np.ndarray) -> Generated:
     zeros = np.zeros_like(cells.expression)
-    spread = np.ones((len(position), 3), np.float32)
-    return Generated(cells.expression, zeros, position.astype(np.float32), spread)
+    std = np.ones((len(position), 3), np.float32)
+    return Generated(cells.expression, zeros, position.astype(np.float32), std)
 
 
 def some_landmarks(cells: InputCells, rows: list[int], dims: int) -> Landmarks:
-    place = {cells.names[row]: tuple(cells.position[row, :dims].tolist()) for row in rows}
-    return Landmarks(Path("marks.csv"), place, dims)
+    position = {cells.names[row]: tuple(cells.position[row, :dims].tolist()) for row in rows}
+    return Landmarks(Path("marks.csv"), position, dims)
 
 
 OPTIONS = {"by_name": True, "scale": False, "reflection": True}
@@ -55,29 +55,29 @@ OPTIONS = {"by_name": True, "scale": False, "reflection": True}
 
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_landmarks_bring_turned_tissue_back(dims: int, mirrored: bool):
+def test_landmarks_bring_rotated_tissue_back(dims: int, mirrored: bool):
     cells = body(dims)
-    turned = generated(cells, (cells.position - 500) @ rotation_of(dims, mirrored=mirrored).T)
+    rotated = generated(cells, (cells.position - 500) @ rotation_of(dims, mirrored=mirrored).T)
     if dims == 2:
-        turned.position[:, 2] = 0
+        rotated.position[:, 2] = 0
     marks = some_landmarks(cells, [3, 8, 20, 31, 5], dims)
-    filled, made, (framed,) = into_frame(cells, turned, marks, **OPTIONS)
+    filled, output, (framed,) = into_frame(cells, rotated, marks, **OPTIONS)
     assert filled.dims == dims
-    np.testing.assert_allclose(made.position, cells.position, atol=1e-2)
+    np.testing.assert_allclose(output.position, cells.position, atol=1e-2)
     assert framed.rms < 1e-2
     assert (framed.known, framed.num_known) == ("landmarks", 5)
-    again = framed.transform.apply(turned.position.astype(np.float64))
-    np.testing.assert_allclose(again, made.position, atol=1e-2)
+    again = framed.transform.apply(rotated.position.astype(np.float64))
+    np.testing.assert_allclose(again, output.position, atol=1e-2)
 
 
-def test_a_flat_slice_is_laid_into_a_frame_in_space():
+def test_a_planar_slice_is_laid_into_a_frame_in_space():
     cells = body(2)
     there = cells.position @ rotation_of(3, mirrored=False).T + 7
     frame = replace(cells, position=there.astype(np.float32), dims=3)
     marks = some_landmarks(frame, [3, 8, 20], 3)
-    filled, made, _ = into_frame(cells, generated(cells, cells.position), marks, **OPTIONS)
+    filled, output, _ = into_frame(cells, generated(cells, cells.position), marks, **OPTIONS)
     assert filled.dims == 3
-    np.testing.assert_allclose(made.position, frame.position, atol=1e-2)
+    np.testing.assert_allclose(output.position, frame.position, atol=1e-2)
 
 
 def test_size_changes_only_where_it_may():
@@ -93,22 +93,22 @@ def test_size_changes_only_where_it_may():
     np.testing.assert_allclose(grown.position_std, 2, rtol=1e-4)
 
 
-def test_the_spread_turns_with_the_tissue():
+def test_the_std_rotates_with_the_tissue():
     cells = body(2)
     quarter = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
-    made = generated(cells, cells.position @ quarter.T)
-    made.position_std[:] = [3.0, 1.0, 0.0]
+    output = generated(cells, cells.position @ quarter.T)
+    output.position_std[:] = [3.0, 1.0, 0.0]
     marks = some_landmarks(cells, [1, 2, 3, 4], 2)
-    _, back, _ = into_frame(cells, made, marks, **OPTIONS)
+    _, back, _ = into_frame(cells, output, marks, **OPTIONS)
     np.testing.assert_allclose(back.position_std, np.tile([1.0, 3.0, 0.0], (40, 1)), atol=1e-3)
 
 
 def test_a_reference_with_cells_in_common_is_met_by_name():
     cells = body(2)
     shown = replace(cells, names=[*cells.names[:10], *(f"other{n}" for n in range(30))])
-    made = generated(cells, cells.position @ rotation_of(2, mirrored=True).T)
+    output = generated(cells, cells.position @ rotation_of(2, mirrored=True).T)
     frame = Reference(Path("ref.h5ad"), shown)
-    _, back, (framed,) = into_frame(cells, made, frame, **OPTIONS)
+    _, back, (framed,) = into_frame(cells, output, frame, **OPTIONS)
     assert (framed.known, framed.num_known) == ("cells in common", 10)
     np.testing.assert_allclose(back.position, cells.position, atol=1e-2)
 
@@ -119,13 +119,13 @@ def test_a_reference_of_other_cells_is_met_by_likeness(tmp_path: Path):
     genes = [line.strip() for line in gene_names(tmp_path / "slice_0.h5ad")]
     whole = read_h5ad(tmp_path / "slice_0.h5ad", genes, plain, Config())
     query, shown = part_of(whole, slice(0, None, 2), "a"), part_of(whole, slice(1, None, 2), "b")
-    turned = generated(query, query.position @ rotation_of(2, mirrored=True).T + [5e3, 0, 0])
+    rotated = generated(query, query.position @ rotation_of(2, mirrored=True).T + [5e3, 0, 0])
     frame = Reference(Path("ref.h5ad"), shown)
-    _, made, (framed,) = into_frame(query, turned, frame, **OPTIONS)
+    _, output, (framed,) = into_frame(query, rotated, frame, **OPTIONS)
     assert framed.known == "cells by expression kNN"
-    off = np.sqrt(((made.position - query.position) ** 2).sum(1).mean())
+    off = np.sqrt(((output.position - query.position) ** 2).sum(1).mean())
     assert off < 0.1 * radius_of(query.position)
-    small = replace(turned, position=turned.position / 3)
+    small = replace(rotated, position=rotated.position / 3)
     _, grown, _ = into_frame(query, small, frame, **OPTIONS | {"scale": True})
     assert radius_of(grown.position) == pytest.approx(radius_of(shown.position), rel=0.05)
 
@@ -147,13 +147,13 @@ def part_of(cells: InputCells, rows: slice, prefix: str) -> InputCells:
     )
 
 
-def test_places_that_fix_no_frame_are_refused():
+def test_positions_that_fix_no_frame_are_refused():
     cells = body(3)
-    made = generated(cells, cells.position)
-    with pytest.raises(InputError, match="3 known place"):
-        into_frame(cells, made, some_landmarks(cells, [1, 2, 3], 3), **OPTIONS)
+    output = generated(cells, cells.position)
+    with pytest.raises(InputError, match="3 known position"):
+        into_frame(cells, output, some_landmarks(cells, [1, 2, 3], 3), **OPTIONS)
     flat = body(2)
-    with pytest.raises(InputError, match="2 known place"):
+    with pytest.raises(InputError, match="2 known position"):
         into_frame(flat, generated(flat, flat.position), some_landmarks(flat, [1, 2], 2), **OPTIONS)
     line = replace(flat, position=flat.position * np.float32([1, 0, 0]))
     marks = some_landmarks(line, [1, 2, 3, 4], 2)
@@ -162,11 +162,11 @@ def test_places_that_fix_no_frame_are_refused():
     plane = replace(cells, position=cells.position * np.float32([1, 1, 0]))
     marks = some_landmarks(plane, [1, 2, 3, 4, 5], 3)
     with pytest.raises(InputError, match="lie on one plane"):
-        into_frame(cells, made, marks, **OPTIONS)
+        into_frame(cells, output, marks, **OPTIONS)
     with pytest.raises(InputError, match="has no z"):
-        into_frame(cells, made, some_landmarks(cells, [1, 2, 3, 4], 2), **OPTIONS)
+        into_frame(cells, output, some_landmarks(cells, [1, 2, 3, 4], 2), **OPTIONS)
     collapsed = generated(cells, np.zeros_like(cells.position))
-    with pytest.raises(InputError, match="generated at one place"):
+    with pytest.raises(InputError, match="generated at one position"):
         into_frame(cells, collapsed, some_landmarks(cells, [1, 2, 3, 4], 3), **OPTIONS)
 
 
@@ -181,7 +181,7 @@ def test_landmarks_that_name_no_cell_are_refused():
 def test_a_csv_of_landmarks_is_read_with_or_without_header(tmp_path: Path, header: str):
     (tmp_path / "marks.csv").write_text(f'{header}"a, b",1,2\nc,3,-4.5\n\n')
     marks = read_landmarks(tmp_path / "marks.csv")
-    assert marks.place == {"a, b": (1.0, 2.0), "c": (3.0, -4.5)}
+    assert marks.positions == {"a, b": (1.0, 2.0), "c": (3.0, -4.5)}
     assert marks.dims == 2
 
 

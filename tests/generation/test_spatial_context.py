@@ -97,10 +97,10 @@ def test_across_slices_a_cell_is_predicted_without_its_whole_slice():
     for number in range(3):
         mine, others = of_slice == number, of_slice != number
         for mean, k in zip(left, context.scales, strict=True):
-            found = spatial_knn_mean(
+            result = spatial_knn_mean(
                 position[mine], position[others], expression[others], np.ones((1, 3), bool), k=k
             )
-            np.testing.assert_allclose(mean[mine], found.numpy(), atol=1e-12)
+            np.testing.assert_allclose(mean[mine], result.numpy(), atol=1e-12)
 
 
 def smooth_field(position: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -126,15 +126,16 @@ def test_on_a_smooth_field_with_noise_it_beats_the_mean_of_the_best_k(noise):
         spatial_knn_mean(asked, position, known, np.ones((1, 20), bool), k=k).numpy()
         for k in (3, 5, 6, 10, 12, 20, 25, 50, 100, 200)
     ]
-    found = context.predict(asked)
+    result = context.predict(asked)
     error, best = (
-        min(((values - truth[1200:]) ** 2).mean() for values in group) for group in ([found], means)
+        min(((values - truth[1200:]) ** 2).mean() for values in group)
+        for group in ([result], means)
     )
     assert error < 0.75 * best
-    r, best_r = (max(r_by_gene(values, target) for values in group) for group in ([found], means))
+    r, best_r = (max(r_by_gene(values, target) for values in group) for group in ([result], means))
     assert r > best_r + 0.005
     # What it says it leaves of a gene is the error of new cells.
-    left = np.sqrt(((found - target) ** 2).mean(0))
+    left = np.sqrt(((result - target) ** 2).mean(0))
     np.testing.assert_allclose(context.std, left, rtol=0.15)
 
 
@@ -148,9 +149,9 @@ def test_expression_that_does_not_depend_on_position_is_predicted_by_nearly_its_
     rng = np.random.default_rng(0)
     position, expression = rng.random((600, 2)), rng.normal(3, 1, (600, 4))
     context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
-    found = context.predict(rng.random((50, 2)))
+    result = context.predict(rng.random((50, 2)))
     # The mean of the six nearest alone would be off by 0.4.
-    assert np.sqrt(((found - expression.mean(0)) ** 2).mean()) < 0.2
+    assert np.sqrt(((result - expression.mean(0)) ** 2).mean()) < 0.2
 
 
 @pytest.mark.parametrize("number", [2, 3, 20, 50])

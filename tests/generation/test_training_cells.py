@@ -54,10 +54,10 @@ def scores(folder: Path, *flags: object) -> dict[str, dict[str, dict[str, float]
 
 def test_a_file_is_scored_beside_baselines_of_the_training_cells(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
-    found = scores(project)
-    assert set(found["expr_to_pos"]) >= FITTED
-    assert "spatial k-NN mean" in found["pos_to_expr"]  # its name is that of a training slice
-    assert "real, other slice" in found["joint"]
+    result = scores(project)
+    assert set(result["expr_to_pos"]) >= FITTED
+    assert "spatial k-NN mean" in result["pos_to_expr"]  # its name is that of a training slice
+    assert "real, other slice" in result["joint"]
     assert MISSING not in capsys.readouterr().err
 
 
@@ -73,8 +73,8 @@ def test_cells_that_were_moved_are_missed_in_words_and_found_by_data_dir(
     alone = tmp_path / "alone"
     shutil.copytree(project, alone)
     shutil.move(alone / "processed", tmp_path / "moved")
-    found = scores(alone)
-    assert FITTED.isdisjoint(found["expr_to_pos"])
+    result = scores(alone)
+    assert FITTED.isdisjoint(result["expr_to_pos"])
     said = capsys.readouterr().err
     assert MISSING in said
     assert "with --data_dir" in said
@@ -89,31 +89,31 @@ def test_a_report_of_a_file_has_them_too(project, tmp_path, monkeypatch):
     assert "ExtraTrees, smoothed" in page.read_text(encoding="utf-8")
 
 
-def test_other_cells_are_never_taken_for_those_of_the_training(place: Path, project: Path):
-    module, genes = load_for_use(checkpoint(place))
+def test_other_cells_are_never_taken_for_those_of_the_training(workspace: Path, project: Path):
+    module, genes = load_for_use(checkpoint(workspace))
     module.config = module.config.model_copy(
         update={"data": module.config.data.model_copy(update={"processed_data_dir": "nowhere"})}
     )
     assert training_cells(module, genes, [project / "processed"]) is None
-    assert training_cells(module, genes, [place / "processed"]) is not None
+    assert training_cells(module, genes, [workspace / "processed"]) is not None
 
 
-def test_smoothed_expression_of_some_cells_is_that_of_whole_slices(place: Path):
-    _, genes = load_for_use(checkpoint(place))
-    cells = read_processed(place / "processed", genes, "train")
+def test_smoothed_expression_of_some_cells_is_that_of_whole_slices(workspace: Path):
+    _, genes = load_for_use(checkpoint(workspace))
+    cells = read_processed(workspace / "processed", genes, "train")
     chosen = np.arange(1, len(cells.slice_id), 3)
-    found = smoothed_expression(cells, chosen)
+    result = smoothed_expression(cells, chosen)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         whole = smoothed_set(torch.from_numpy(cells.expression[rows]), **SMOOTHING).numpy()
         here = np.isin(chosen, rows)
-        np.testing.assert_array_equal(found[here], whole[np.isin(rows, chosen)])
+        np.testing.assert_array_equal(result[here], whole[np.isin(rows, chosen)])
 
 
-def test_of_very_many_cells_trees_take_fewer_and_it_is_said(place: Path, monkeypatch, caplog):
+def test_of_very_many_cells_trees_take_fewer_and_it_is_said(workspace: Path, monkeypatch, caplog):
     caplog.set_level("INFO")
-    _, genes = load_for_use(checkpoint(place))
-    cells = read_processed(place / "processed", genes, "train")
+    _, genes = load_for_use(checkpoint(workspace))
+    cells = read_processed(workspace / "processed", genes, "train")
     monkeypatch.setattr(baselines, "REGRESSION_CELLS", 50)
     used = {}
     real = baselines.regressed_positions
@@ -129,9 +129,9 @@ def test_of_very_many_cells_trees_take_fewer_and_it_is_said(place: Path, monkeyp
     assert f"of {len(cells.slice_id)} training cells ExtraTrees takes 30 at random" in caplog.text
 
 
-def test_a_slice_that_was_trained_on_is_pointed_out_before_it_is_scored(place: Path, caplog):
-    _, genes = load_for_use(checkpoint(place))
-    cells = read_processed(place / "processed", genes, "train")
+def test_a_slice_that_was_trained_on_is_pointed_out_before_it_is_scored(workspace: Path, caplog):
+    _, genes = load_for_use(checkpoint(workspace))
+    cells = read_processed(workspace / "processed", genes, "train")
     warn_if_trained_on(cells, replace(cells, position=cells.position + 1))
     assert caplog.text == ""
     warn_if_trained_on(cells, cells)

@@ -170,18 +170,18 @@ def served(monkeypatch, empty: Path) -> Iterator[Hub]:
     """Point the client to a fresh server; its pauses between attempts are cut short."""
     import huggingface_hub
 
-    with Hub() as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+    with Hub() as result:
+        thread = threading.Thread(target=result.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
-        files = found.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", result.url)
+        files = result.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(empty / "none"))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(empty / "cache"))
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        yield found
-        found.shutdown()
+        yield result
+        result.shutdown()
         thread.join()
     huggingface_hub.close_session()

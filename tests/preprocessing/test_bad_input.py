@@ -32,6 +32,19 @@ def test_a_folder_without_slices(tmp_path):
     refused(tmp_path / "absent", tmp_path / "out", "absent: there is no such folder")
 
 
+def test_an_output_folder_among_the_slices_is_pointed_out(tmp_path, caplog):
+    source = write(tmp_path / "in", one=make_slice())
+    run(source, tmp_path / "out")
+    assert "--output_dir outside --input_dir" not in caplog.text
+    run(source, source / "out")
+    assert f"{source / 'out'}: lies in --input_dir {source}" in caplog.text
+
+
+def test_an_output_folder_that_would_be_read_as_a_slice_is_refused(tmp_path):
+    source = write(tmp_path / "in", one=make_slice())
+    refused(source, source / "out.zarr", "the next run would read it as a slice")
+
+
 def test_a_missing_obsm_key_names_the_keys_there_are(tmp_path):
     source = write(tmp_path / "in", one=make_slice())
     refused(source, tmp_path / "out", "one.h5ad", "obsm['X_xy']", "spatial", position_key="X_xy")

@@ -137,10 +137,10 @@ def test_a_loader_resumes_with_the_very_next_batch_also_across_the_epochs_end(
         state = first.state_dict()
         resumed = loaders(folders / name, **options)[0]
         resumed.load_state_dict(state)
-        found = [*resumed, *resumed][: 3 * length - taken]
-        wanted = expected[taken : taken + len(found)]
-        assert len(found) >= length
-        assert all(same(one, two) for one, two in zip(found, wanted, strict=True))
+        result = [*resumed, *resumed][: 3 * length - taken]
+        wanted = expected[taken : taken + len(result)]
+        assert len(result) >= length
+        assert all(same(one, two) for one, two in zip(result, wanted, strict=True))
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -168,7 +168,7 @@ def test_validation_and_test_are_the_same_in_every_epoch(folders):
         assert real_ids(list(loader)) == real_ids(list(loader))
 
 
-def test_a_resumed_epoch_keeps_its_place_when_the_trainer_names_it_again(folders):
+def test_a_resumed_epoch_keeps_its_position_when_the_trainer_names_it_again(folders):
     first = loaders(folders / "shuffled-dense")[0]
     first.set_epoch(2)
     expected = list(first)
@@ -198,13 +198,13 @@ def test_sets_of_one_slice_and_patches_never_mix_slices(folders):
 def test_patches_are_closer_together_than_sets_at_random(folders):
     def spread(draw: str) -> float:
         loader = loaders(folders / "slice-dense", streaming=True, set_draw=draw, set_size=8)[0]
-        found = [
+        result = [
             positions[mask].std(0)[:2].mean()
             for batch in loader
             for positions, mask in zip(batch.positions, batch.node_mask, strict=True)
             if mask.sum() > 2
         ]
-        return float(torch.stack(found).mean())
+        return float(torch.stack(result).mean())
 
     assert spread("patch") < 0.6 * spread("slice")
 

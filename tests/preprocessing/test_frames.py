@@ -17,14 +17,14 @@ from tests.preprocessing.tissue import make_slice, metadata_of, run, write
 
 def slices_at(folder: Path, *, scales=(1.0, 1.0, 1.0), step=0.0, cells=60, dims=2) -> Path:
     """Three slices, 1000 units wide when their scale is 1, with centres `step` apart."""
-    made = {}
+    generated = {}
     for number, scale in enumerate(scales):
         data = make_slice(cells, seed=number, dims=dims)
         rng = np.random.default_rng(number)
         data.obsm["spatial"] = scale * rng.uniform(-500, 500, (cells, dims))
         data.obsm["spatial"][:, 0] += number * step
-        made[f"s{number}"] = data
-    return write(folder, **made)
+        generated[f"s{number}"] = data
+    return write(folder, **generated)
 
 
 def notes(caplog, source: Path, target: Path, **options) -> list[str]:
@@ -69,7 +69,7 @@ def test_slices_of_other_units_are_named_with_their_sizes(tmp_path, caplog):
     assert any("same units (micrometres, pixels)?" in line for line in said)
 
 
-def test_slices_of_alike_size_get_no_word_about_units(tmp_path, caplog):
+def test_slices_of_similar_size_get_no_word_about_units(tmp_path, caplog):
     said = notes(caplog, slices_at(tmp_path / "in", scales=(1, 2, 4)), tmp_path / "out")
     assert not any("units" in line for line in said)
 
@@ -112,16 +112,16 @@ def test_a_z_spacing_larger_than_a_slice_is_said(tmp_path, caplog):
 )
 def test_the_processed_data_know_whether_slices_share_a_frame(tmp_path, options, dims, frame):
     run(slices_at(tmp_path / "in", dims=dims), tmp_path / "out", **options)
-    found = metadata(tmp_path / "out")
-    assert found.shares_frame == found.has_common_frame == frame
-    assert found.common_frame == bool(options.get("common_frame"))
+    result = metadata(tmp_path / "out")
+    assert result.shares_frame == result.has_common_frame == frame
+    assert result.common_frame == bool(options.get("common_frame"))
 
 
 def test_one_slice_has_a_frame_of_its_own_that_no_other_shares(tmp_path):
     run(write(tmp_path / "in", one=make_slice(40)), tmp_path / "out")
-    found = metadata(tmp_path / "out")
-    assert found.shares_frame
-    assert not found.has_common_frame
+    result = metadata(tmp_path / "out")
+    assert result.shares_frame
+    assert not result.has_common_frame
 
 
 def test_older_metadata_without_the_word_share_no_frame(tmp_path):
@@ -158,14 +158,14 @@ def test_auto_mixes_slices_only_in_one_frame_and_where_it_must(
     tmp_path, cells, options, streaming, draw
 ):
     run(slices_at(tmp_path / "in", cells=cells), tmp_path / "out", **options)
-    found = metadata(tmp_path / "out")
-    assert resolve_set_draw("auto", found, "out", streaming=streaming) == draw
+    result = metadata(tmp_path / "out")
+    assert resolve_set_draw("auto", result, "out", streaming=streaming) == draw
 
 
 def test_auto_of_one_small_slice_is_that_slice(tmp_path):
     run(write(tmp_path / "in", one=make_slice(40)), tmp_path / "out")
-    found = metadata(tmp_path / "out")
-    assert resolve_set_draw("auto", found, "out", streaming=False) == "slice"
+    result = metadata(tmp_path / "out")
+    assert resolve_set_draw("auto", result, "out", streaming=False) == "slice"
 
 
 def test_batches_of_auto_never_mix_slices_without_a_frame(tmp_path):

@@ -48,10 +48,10 @@ def test_a_sample_is_held_out_before_a_slice_a_slice_before_a_block_a_block_befo
 
 
 def test_all_slices_of_the_sample_of_middle_size_are_held_out():
-    found = holdout_of([100, 300, 100, 200, 250], ["a", "b", "a", "c", "c"])
+    result = holdout_of([100, 300, 100, 200, 250], ["a", "b", "a", "c", "c"])
     # a has 200 cells, b 300, c 450: b is in the middle.
-    assert (found.slices, found.names) == ((1,), ("b",))
-    assert found.describe() == "sample b"
+    assert (result.slices, result.names) == ((1,), ("b",))
+    assert result.describe() == "sample b"
 
 
 def test_a_sample_or_slice_with_most_of_the_cells_is_never_held_out():
@@ -61,13 +61,13 @@ def test_a_sample_or_slice_with_most_of_the_cells_is_never_held_out():
     assert holdout_of([5000, 700, 0]).kind == "block"
 
 
-def test_of_many_slices_about_a_fifth_of_the_cells_is_held_out_spread_over_them():
-    found = holdout_of([50] * 200)
-    held = 50 * len(found.slices)
+def test_of_many_slices_about_a_fifth_of_the_cells_is_held_out_evenly():
+    result = holdout_of([50] * 200)
+    held = 50 * len(result.slices)
     assert 0.1 * 10_000 <= held <= 0.2 * 10_000
-    assert len(set(found.slices)) == len(found.slices)
-    assert np.diff(found.slices).max() <= 200 / 4
-    assert found.describe() == "slice s0, s5, s10 and more"
+    assert len(set(result.slices)) == len(result.slices)
+    assert np.diff(result.slices).max() <= 200 / 4
+    assert result.describe() == "slice s0, s5, s10 and more"
 
 
 @pytest.fixture

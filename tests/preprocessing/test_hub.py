@@ -25,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_load_dataset_reads_the_folder_as_it_is(folder, name, tmp_path):
     datasets = pytest.importorskip("datasets")
     where = str(folder / name)
-    found = datasets.load_dataset("parquet", data_dir=where, cache_dir=str(tmp_path))
+    result = datasets.load_dataset("parquet", data_dir=where, cache_dir=str(tmp_path))
     expected = metadata_of(folder / name)["splits"]
-    assert {split: len(found[split]) for split in found} == {
+    assert {split: len(result[split]) for split in result} == {
         split: record["cells"] for split, record in expected.items()
     }
     cells = cells_of(folder / name).set_index("cell_id")
     column = "expression" if name == "out" else "gene_value"
-    for row in found["test"]:
+    for row in result["test"]:
         assert np.array_equal(np.float32(row[column]), cells[column][row["cell_id"]])
         assert np.array_equal(np.float64(row["position"]), cells["position"][row["cell_id"]])
     streamed = datasets.load_dataset("parquet", data_dir=where, streaming=True)
@@ -79,8 +79,8 @@ def test_the_hubs_file_system_is_what_the_address_leads_to():
     hub = pytest.importorskip("huggingface_hub")
     import fsspec
 
-    found, path = fsspec.core.url_to_fs("hf://datasets/somebody/brain-atlas")
-    assert isinstance(found, hub.HfFileSystem)
+    result, path = fsspec.core.url_to_fs("hf://datasets/somebody/brain-atlas")
+    assert isinstance(result, hub.HfFileSystem)
     assert path.endswith("datasets/somebody/brain-atlas")
 
 

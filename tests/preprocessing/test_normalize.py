@@ -61,15 +61,15 @@ def test_log_normalized_equals_scanpy():
 
 
 @pytest.mark.parametrize("offset", [0, 100, 10_000])
-def test_standardising_stays_exact_when_the_mean_is_large_beside_the_spread(offset):
+def test_standardising_stays_exact_when_the_mean_is_large_beside_the_std(offset):
     rng = np.random.default_rng(1)
     values = (offset + rng.normal(0, 1, (5000, 3))).astype(np.float32)
     moments = moments_in_chunks(values, list(range(0, 5000, 700)))
     deviation = standard_deviation(moments)
-    found = standardized(csr_array(values), moments.mean, deviation).toarray()
+    result = standardized(csr_array(values), moments.mean, deviation).toarray()
     wide = values.astype(np.float64)
     expected = (wide - wide.mean(axis=0)) / wide.std(axis=0, ddof=1)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("constant", [0.0, 1.0, 0.1, 3.3e5])

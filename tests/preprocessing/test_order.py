@@ -55,9 +55,9 @@ def test_slice_windows_hold_every_set_once_and_fit_the_buffer(cells, set_size, w
     windows = order.slice_windows(cells, set_size, window, 3, epoch)
     seen = [(one.slice_number, one.number) for sets in windows for one in sets]
     expected = [
-        (number, place)
+        (number, position)
         for number, size in cells.items()
-        for place in range(order.sets_of_slice(size, set_size))
+        for position in range(order.sets_of_slice(size, set_size))
     ]
     assert sorted(seen) == sorted(expected)
     for sets in windows:
@@ -69,19 +69,19 @@ def test_slice_windows_hold_every_set_once_and_fit_the_buffer(cells, set_size, w
 def test_patches_are_a_partition_into_sets_that_fit(cells, set_size, seed):
     rng = np.random.default_rng(seed)
     position = rng.normal(size=(cells, 3)).astype(np.float32)
-    found = patches(position, set_size, rng)
-    assert sorted(np.concatenate(found).tolist()) == list(range(cells))
-    sizes = [len(one) for one in found]
+    result = patches(position, set_size, rng)
+    assert sorted(np.concatenate(result).tolist()) == list(range(cells))
+    sizes = [len(one) for one in result]
     assert max(sizes) <= set_size
-    assert len(found) == -(-cells // set_size)
-    assert max(sizes) - min(sizes) <= int(np.log2(len(found))) + 1
+    assert len(result) == -(-cells // set_size)
+    assert max(sizes) - min(sizes) <= int(np.log2(len(result))) + 1
 
 
 @given(st.integers(1, 100), st.integers(1, 30))
 def test_sets_of_a_slice_are_a_partition(cells, set_size):
-    found = order.random_sets(cells, set_size, np.random.default_rng(0))
-    assert sorted(np.concatenate(found).tolist()) == list(range(cells))
-    assert max(map(len, found)) <= set_size
+    result = order.random_sets(cells, set_size, np.random.default_rng(0))
+    assert sorted(np.concatenate(result).tolist()) == list(range(cells))
+    assert max(map(len, result)) <= set_size
 
 
 def test_a_patch_is_contiguous():
@@ -99,5 +99,5 @@ def test_a_patch_is_contiguous():
 
 
 def test_patches_of_equal_positions_do_no_harm():
-    found = patches(np.zeros((20, 3), dtype=np.float32), 6, np.random.default_rng(0))
-    assert sorted(np.concatenate(found).tolist()) == list(range(20))
+    result = patches(np.zeros((20, 3), dtype=np.float32), 6, np.random.default_rng(0))
+    assert sorted(np.concatenate(result).tolist()) == list(range(20))

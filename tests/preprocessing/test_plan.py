@@ -35,7 +35,7 @@ def request_of(drawn: dict) -> PlanRequest:
 
 
 @given(REQUESTS)
-def test_every_cell_of_every_slice_goes_to_exactly_one_place(drawn: dict):
+def test_every_cell_of_every_slice_goes_to_exactly_one_shard(drawn: dict):
     request_ = request_of(drawn)
     plan = make_plan(request_)
     assert plan.counts.sum(axis=0).tolist() == list(request_.slice_sizes)

@@ -44,15 +44,15 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inputs_of(folder: Path) -> list[tuple[str, anndata.AnnData]]:
     """List the slices of a folder as the contract orders them."""
-    found = []
+    result = []
     for path in sorted(folder.glob("*.h5ad")):
         data = anndata.read_h5ad(path)
         if "slice_id" not in data.obs:
-            found.append((path.stem, data))
+            result.append((path.stem, data))
         else:
             names = sorted(data.obs["slice_id"].unique(), key=float)
-            found.extend((name, data[data.obs["slice_id"] == name].copy()) for name in names)
-    return found
+            result.extend((name, data[data.obs["slice_id"] == name].copy()) for name in names)
+    return result
 
 
 def check_against_scanpy(source: Path, target: Path, *, log: bool = True, scale: bool = True):
@@ -76,7 +76,7 @@ def check(source: Path, target: Path, pipeline: Callable[..., np.ndarray]):
         given_position = np.asarray(data.obsm["spatial"], dtype=np.float64)
         assert (position[:, : given_position.shape[1]] == given_position).all()
         missing = metadata["panels"][metadata["slices"][number]["panel"]]["missing"]
-        assert [metadata["genes"][place] for place in missing] == [
+        assert [metadata["genes"][path] for path in missing] == [
             gene for gene in metadata["genes"] if gene not in data.var_names
         ]
 
@@ -246,12 +246,12 @@ def test_position_statistics_are_those_of_the_training_cells(slices, tmp_path):
     cells = cells_of(tmp_path)
     training = cells[cells["split"] == "train"]
     position = np.stack(training["position"].to_numpy()).astype(np.float64)
-    found = metadata_of(tmp_path)["position_statistics"]
-    np.testing.assert_allclose(found["center"], position.mean(axis=0), rtol=1e-9)
-    spread = np.sqrt(((position - position.mean(axis=0)) ** 2).mean())
-    np.testing.assert_allclose(found["scale"], spread, rtol=1e-9)
-    np.testing.assert_allclose(found["minimum"], position.min(axis=0))
-    np.testing.assert_allclose(found["maximum"], position.max(axis=0))
+    result = metadata_of(tmp_path)["position_statistics"]
+    np.testing.assert_allclose(result["center"], position.mean(axis=0), rtol=1e-9)
+    std = np.sqrt(((position - position.mean(axis=0)) ** 2).mean())
+    np.testing.assert_allclose(result["scale"], std, rtol=1e-9)
+    np.testing.assert_allclose(result["minimum"], position.min(axis=0))
+    np.testing.assert_allclose(result["maximum"], position.max(axis=0))
     within = (
         position
         - pd.DataFrame(position)
@@ -260,7 +260,7 @@ def test_position_statistics_are_those_of_the_training_cells(slices, tmp_path):
         .to_numpy()
     )
     planar = np.sqrt((within[:, :2] ** 2).mean())
-    np.testing.assert_allclose(found["within_slice_scale"], planar, rtol=1e-6)
+    np.testing.assert_allclose(result["within_slice_scale"], planar, rtol=1e-6)
 
 
 def test_a_gene_list_chooses_and_orders_the_genes_but_not_the_totals(slices, tmp_path):

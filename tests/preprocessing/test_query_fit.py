@@ -35,10 +35,23 @@ def test_negative_values_cannot_be_counts():
         needs_normalizing(csr_array(-COUNTS.toarray()), QUERY, **AS_USUAL)
 
 
-@pytest.mark.parametrize(("measured", "words"), [(9, ""), (4, "worse"), (0, "near chance")])
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [(9, ""), (4, "4 of the model's 10 genes, 40 %: results are unreliable;")],
+)
 def test_few_shared_genes_are_said(measured, words, caplog):
     check_genes(measured, [f"g{number}" for number in range(10)], QUERY)
     assert (words in caplog.text) if words else caplog.records == []
+
+
+def test_next_to_no_shared_genes_are_near_chance(caplog):
+    check_genes(2, [f"g{number}" for number in range(24)], QUERY)
+    assert "8 %: results are unreliable, expect them near chance" in caplog.text
+
+
+def test_no_shared_gene_is_refused():
+    with pytest.raises(InputError, match="none of the model's 2 genes"):
+        check_genes(0, ["a", "b"], QUERY)
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0, False), (0.1, True), (1000.0, True)])

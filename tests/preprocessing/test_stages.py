@@ -104,11 +104,11 @@ def test_a_dataset_that_came_log_normalised_is_merged_as_it_is(tmp_path, caplog)
         merge(order, output)
         metadata, cells = metadata_of(output), cells_of(output)
         assert metadata["normalization"]["log_normalize"]
-        found = {
+        result = {
             r["name"].split(":")[1].removeprefix("in-"): r["log_normalize"]
             for r in metadata["slices"]
         }
-        assert found == {"counts": True, "prepared": False}
+        assert result == {"counts": True, "prepared": False}
         values = np.stack(cells["expression"].to_numpy())
         np.testing.assert_allclose(values[:30], values[30:], atol=1e-5)
     assert "--skip-log-normalize" in caplog.text
@@ -138,7 +138,7 @@ def test_a_dataset_that_came_standardised_is_not_standardised_again(tmp_path, st
 
 def values_by_cell(loaders) -> np.ndarray:
     """The expression of all cells, in the order of the input."""
-    found = {
+    result = {
         int(cell): values
         for loader in loaders
         for batch in loader
@@ -147,4 +147,4 @@ def values_by_cell(loaders) -> np.ndarray:
         )
         if real
     }
-    return np.stack([found[cell] for cell in sorted(found)])
+    return np.stack([result[cell] for cell in sorted(result)])

@@ -27,8 +27,8 @@ NASTY = "x|<b>`[a](http://e.vil)"
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    with served(monkeypatch, tmp_path) as found:
-        yield found
+    with served(monkeypatch, tmp_path) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +160,13 @@ def test_a_token_in_a_log_line_is_hidden(caplog):
 
 
 def test_the_program_finds_hub_and_login_in_the_environment(server, folder, run_cli):
-    place = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    position = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     words = ["upload", "--data_dir", folder, "--repo_id", REPO]
-    done = run_cli(*words, **place, HF_TOKEN=TOKEN, HF_DEBUG="1")
+    done = run_cli(*words, **position, HF_TOKEN=TOKEN, HF_DEBUG="1")
     assert (done.returncode, done.stdout) == (0, f"{server.url}/datasets/{REPO}\n")
     assert TOKEN not in done.stderr
     wrong = "hf_someOtherSecret999"
-    done = run_cli(*words, "--verbose", **place, HF_TOKEN=wrong)
+    done = run_cli(*words, "--verbose", **position, HF_TOKEN=wrong)
     assert (done.returncode, done.stdout) == (2, "")
     assert "bad [token]" in done.stderr
     assert wrong not in done.stderr
@@ -326,8 +326,8 @@ def test_what_arrived_is_what_load_dataset_reads(server, folder, tmp_path):
     for name, content in {**server.files, "data/leftover.parquet": b"of an older upload"}.items():
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).write_bytes(content)
-    found = datasets.load_dataset(str(there), cache_dir=str(tmp_path / "cache"))
+    result = datasets.load_dataset(str(there), cache_dir=str(tmp_path / "cache"))
     expected = metadata_of(folder)["splits"]
-    assert {split: len(found[split]) for split in found} == {
+    assert {split: len(result[split]) for split in result} == {
         split: record["cells"] for split, record in expected.items()
     }

@@ -147,8 +147,8 @@ def by_hand(data: anndata.AnnData, genes: list[str]) -> np.ndarray:
     counts = np.asarray(data.X.toarray() if hasattr(data.X, "toarray") else data.X, dtype=float)
     total = counts.sum(axis=1, keepdims=True)
     values = np.log1p(counts / np.where(total == 0, 1, total) * 1e4)
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    values = (values - values.mean(axis=0)) / np.where(spread < 1e-6, 1, spread)
+    std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    values = (values - values.mean(axis=0)) / np.where(std < 1e-6, 1, std)
     frame = pd.DataFrame(values, columns=data.var_names)
     return frame.reindex(columns=genes, fill_value=0).to_numpy()
 

@@ -105,7 +105,7 @@ def colours(picture: np.ndarray) -> int:
     return len(np.unique(picture.reshape(-1, 3), axis=0))
 
 
-SECTIONS = ("placed", "path", "errors", "predicted", "new", "training", "inside")
+SECTIONS = ("positions", "path", "errors", "predicted", "new", "training", "inside")
 
 
 def test_every_section_is_drawn_in_silence_and_without_a_request(whole: Opened):
@@ -120,42 +120,42 @@ def test_every_section_is_drawn_in_silence_and_without_a_request(whole: Opened):
 
 
 def test_a_tissue_changes_its_colours_when_another_gene_or_type_is_chosen(whole: Opened):
-    whole.look_at("placed")
-    before = whole.picture("#placed .plot")
-    whole.page.select_option("#placed select.colour", label="Gad1")
-    whole.page.wait_for_selector("#placed .plot[data-colour=Gad1][data-state=drawn]")
-    genes = whole.picture("#placed .plot")
+    whole.look_at("positions")
+    before = whole.picture("#positions .plot")
+    whole.page.select_option("#positions select.colour", label="Gad1")
+    whole.page.wait_for_selector("#positions .plot[data-colour=Gad1][data-state=drawn]")
+    genes = whole.picture("#positions .plot")
     assert (before != genes).any(-1).mean() > 0.005
-    whole.page.select_option("#placed select.colour", label="Cell type")
-    whole.page.wait_for_selector("#placed .plot[data-colour='Cell type'][data-state=drawn]")
-    np.testing.assert_array_equal(whole.picture("#placed .plot"), before)
-    whole.page.click("#placed .chip >> nth=0")
-    whole.page.wait_for_selector("#placed .chip[aria-pressed=true]")
-    assert (whole.picture("#placed .plot") != before).any()
-    whole.page.click("#placed .chip >> nth=0")
+    whole.page.select_option("#positions select.colour", label="Cell type")
+    whole.page.wait_for_selector("#positions .plot[data-colour='Cell type'][data-state=drawn]")
+    np.testing.assert_array_equal(whole.picture("#positions .plot"), before)
+    whole.page.click("#positions .chip >> nth=0")
+    whole.page.wait_for_selector("#positions .chip[aria-pressed=true]")
+    assert (whole.picture("#positions .plot") != before).any()
+    whole.page.click("#positions .chip >> nth=0")
 
 
 def test_another_slice_and_all_slices_can_be_seen(whole: Opened):
-    whole.look_at("placed")
-    cells = "document.querySelector('#placed .plot').data[0].x.length"
+    whole.look_at("positions")
+    cells = "document.querySelector('#positions .plot').data[0].x.length"
     assert whole.page.evaluate(cells) == 120
-    whole.page.select_option("#placed select.slice", "-1")
+    whole.page.select_option("#positions select.slice", "-1")
     whole.page.wait_for_function(f"{cells} === 240")
-    whole.page.select_option("#placed select.slice", "0")
+    whole.page.select_option("#positions select.slice", "0")
     whole.page.wait_for_function(f"{cells} === 120")
-    whole.page.wait_for_function(DRAWN, arg="#placed .plot")
+    whole.page.wait_for_function(DRAWN, arg="#positions .plot")
 
 
-def test_both_sides_zoom_together_in_the_plane_and_turn_together_in_space(whole: Opened):
-    whole.look_at("placed")
-    plot = "document.querySelector('#placed .plot')"
+def test_both_sides_zoom_together_in_the_plane_and_rotate_together_in_space(whole: Opened):
+    whole.look_at("positions")
+    plot = "document.querySelector('#positions .plot')"
     whole.page.evaluate(f"Plotly.relayout({plot}, {{'xaxis.range': [-20, 30]}})")
     assert whole.page.evaluate(f"{plot}._fullLayout.xaxis2.range") == pytest.approx([-20, 30])
-    whole.page.click("#placed .segments button >> text=3D")
+    whole.page.click("#positions .segments button >> text=3D")
     whole.page.wait_for_function(f"{plot}.data[0].type === 'scatter3d'")
-    whole.page.wait_for_function(DRAWN, arg="#placed .plot")
-    assert colours(whole.picture("#placed .plot")) > 20
-    box = whole.page.query_selector("#placed .plot").bounding_box()
+    whole.page.wait_for_function(DRAWN, arg="#positions .plot")
+    assert colours(whole.picture("#positions .plot")) > 20
+    box = whole.page.query_selector("#positions .plot").bounding_box()
     left = (box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
     start = whole.page.evaluate(f"{plot}._fullLayout.scene2.camera.eye")
     whole.page.mouse.move(*left)
@@ -169,7 +169,7 @@ def test_both_sides_zoom_together_in_the_plane_and_turn_together_in_space(whole:
     assert eyes[1] != start
     for name in "xyz":
         assert eyes[0][name] == pytest.approx(eyes[1][name], abs=1e-6)
-    whole.page.click("#placed .segments button >> text=2D")
+    whole.page.click("#positions .segments button >> text=2D")
     whole.page.wait_for_function(f"{plot}.data[0].type === 'scattergl'")
 
 
@@ -177,29 +177,29 @@ def test_names_stay_text(whole: Opened):
     page = whole.page
     assert page.text_content("#title") == f"run {EVIL}"
     assert EVIL in page.text_content("#facts")
-    assert EVIL in page.text_content("#placed .legend")
-    assert EVIL in page.eval_on_selector_all("#placed option", "all => all.map(e => e.text)")
+    assert EVIL in page.text_content("#positions .legend")
+    assert EVIL in page.eval_on_selector_all("#positions option", "all => all.map(e => e.text)")
     assert page.query_selector_all("main script, main img, main b:has-text('slice')") == []
     assert whole.alerts == []
 
 
 def test_a_cell_under_the_pointer_says_what_it_is(whole: Opened):
-    whole.look_at("placed")
-    whole.page.wait_for_function(DRAWN, arg="#placed .plot")
-    place = whole.page.evaluate(
+    whole.look_at("positions")
+    whole.page.wait_for_function(DRAWN, arg="#positions .plot")
+    position = whole.page.evaluate(
         """() => {
-          const plot = document.querySelector('#placed .plot'), layout = plot._fullLayout;
+          const plot = document.querySelector('#positions .plot'), layout = plot._fullLayout;
           const box = plot.getBoundingClientRect(), trace = plot.data[0];
           return [box.left + layout.xaxis._offset + layout.xaxis.l2p(trace.x[7]),
                   box.top + layout.yaxis._offset + layout.yaxis.l2p(trace.y[7])];
         }"""
     )
-    whole.page.mouse.move(place[0] - 30, place[1] - 30)
-    whole.page.mouse.move(*place, steps=4)
+    whole.page.mouse.move(position[0] - 30, position[1] - 30)
+    whole.page.mouse.move(*position, steps=4)
     whole.page.wait_for_selector("#tip:not([hidden])")
     assert "cell <i>" in whole.page.text_content("#tip")
     assert "µm from its true position" in whole.page.text_content("#tip")
-    assert whole.page.query_selector("#placed .ring:not([hidden])")
+    assert whole.page.query_selector("#positions .ring:not([hidden])")
 
 
 def test_the_path_plays_from_noise_to_tissue(whole: Opened):
@@ -252,8 +252,8 @@ def test_light_and_dark_can_be_switched(whole: Opened):
 
 def test_what_is_missing_is_said(browser, tmp_path: Path):
     cells = make_cells(60, slices=1, dims=3, types=False)
-    reason = {"placed": "<u>because</u>", "scores": "nothing was scored"}
-    empty = dict.fromkeys(("placed", "predicted", "new", "path", "inside", "scores"))
+    reason = {"predicted_position": "<u>because</u>", "scores": "nothing was scored"}
+    empty = dict.fromkeys(("predicted_position", "predicted", "new", "path", "inside", "scores"))
     findings = make_findings(cells, **empty, curves={}, missing=reason)
     opened = open_page(browser, write(tmp_path, findings))
     notes = opened.page.eval_on_selector_all(".note", "all => all.map(e => e.textContent)")
@@ -264,12 +264,12 @@ def test_what_is_missing_is_said(browser, tmp_path: Path):
     opened.page.close()
 
 
-def test_a_body_is_shown_in_space_and_few_cells_are_shown_of_many(browser, tmp_path: Path):
+def test_a_volume_is_shown_in_space_and_few_cells_are_shown_of_many(browser, tmp_path: Path):
     findings = make_findings(make_cells(1200, slices=1, dims=3, types=False))
     findings = replace(findings, missing={})
     opened = open_page(browser, write(tmp_path, findings))
     assert "1,000 of 1,200 cells are drawn" in opened.page.text_content("#subsampled")
-    for section in ("placed", "new", "errors"):
+    for section in ("positions", "new", "errors"):
         opened.look_at(section)
         assert (
             opened.page.evaluate(f"document.querySelector('#{section} .plot').data[0].type")

@@ -23,7 +23,7 @@ from alphastomics.report.collect import (
     brought_onto,
     denoising_path,
     nearest_rows,
-    place,
+    predict_positions,
     read_curves,
 )
 from alphastomics.report.commands import page_beside, read_scores, run_of
@@ -58,9 +58,9 @@ def home(tmp_path_factory) -> Path:
 
 def data_of(page: Path) -> dict:
     text = page.read_text(encoding="utf-8")
-    found = re.search(r'<script id="report-data" type="application/json">(.*?)</script>', text)
-    assert found
-    return json.loads(found[1])
+    result = re.search(r'<script id="report-data" type="application/json">(.*?)</script>', text)
+    assert result
+    return json.loads(result[1])
 
 
 def refusal(arguments: list, capsys) -> str:
@@ -75,10 +75,19 @@ def test_a_run_becomes_a_page_beside_its_checkpoints_with_every_part(home: Path,
     data = data_of(page)
     assert data["title"] == "joint"
     assert data["missing"] == {}
-    for part in ("placed", "agreement", "new", "path", "inside", "scores", "curves", "types"):
+    for part in (
+        "predicted_position",
+        "agreement",
+        "new",
+        "path",
+        "inside",
+        "scores",
+        "curves",
+        "types",
+    ):
         assert data[part], part
     assert data["inside"]["expert_use"] is not None
-    assert data["placed"]["calibration"] is not None
+    assert data["predicted_position"]["calibration"] is not None
     assert {table["mode"] for table in data["scores"]} >= {"expr_to_pos", "pos_to_expr"}
     assert len(data["path"]["time"]) == 3
 
@@ -90,8 +99,8 @@ def test_a_page_says_what_a_specialised_checkpoint_cannot_show(home: Path, tmp_p
     data = data_of(page)
     assert data["new"] is data["agreement"] is None
     assert "trained for expr_to_pos alone" in data["missing"]["predicted"]
-    assert "one sample only" in data["missing"]["spread"]
-    assert data["placed"]["spread"] is None
+    assert "one sample only" in data["missing"]["std"]
+    assert data["predicted_position"]["std"] is None
     assert data["inside"]["expert_use"] is data["inside"]["gate"] is None
 
 
@@ -109,7 +118,7 @@ def test_a_file_without_cell_types_is_reported_on_with_given_scores(home: Path, 
     assert data["scores"][0]["values"] == {"me": {"procrustes": 0.25}}
 
 
-def test_test_writes_the_report_beside_its_scores_unless_told_not_to(home: Path, tmp_path):
+def test_test_writes_the_report_beside_its_scores_unless_asked_not_to(home: Path, tmp_path, capsys):
     checkpoint = best_checkpoint(RunFolder(home / "joint"))
     arguments = ["test", "--checkpoint", checkpoint, "--data_dir", home / "processed", *QUICK]
 
@@ -118,7 +127,12 @@ def test_test_writes_the_report_beside_its_scores_unless_told_not_to(home: Path,
 
     test("one.json", "--no_report")
     assert not (tmp_path / "one.html").exists()
+    capsys.readouterr()
     test("two.json")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "network calls in" in line]
+    progress = [re.sub(r"^[\d:]+ |: .*", "", line) for line in lines]
+    assert {"score expr_to_pos", "report expr_to_pos"} <= set(progress)
+    assert len(progress) == len(set(progress))  # no line comes twice
     data = data_of(tmp_path / "two.html")
     assert data["scores"][0]["values"]
     assert data["curves"]
@@ -129,7 +143,7 @@ def test_the_page_of_a_test_is_named_after_its_scores_and_never_replaces_them():
     assert page_beside(Path("a/scores.html")) == Path("a/scores.report.html")
 
 
-def test_mistakes_are_told_in_one_line(home: Path, tmp_path: Path, capsys):
+def test_mistakes_end_in_one_line(home: Path, tmp_path: Path, capsys):
     run, page = home / "joint", tmp_path / "page.html"
     page.write_text("mine")
     assert "exists already" in refusal(["report", run, "--output", page], capsys)
@@ -182,10 +196,10 @@ def test_a_checkpoint_and_exported_weights_know_their_run_unless_they_were_moved
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.csv").write_text("step,epoch,name,value\n10,0,val/loss,0.5\n")
     for inside in ("checkpoints/last.ckpt", "export"):
-        found = run_of(tmp_path / "run" / inside)
-        assert found is not None
-        assert found.path.name == "run"
-        assert read_curves(found.metrics)["val/loss"].value.tolist() == [0.5]
+        result = run_of(tmp_path / "run" / inside)
+        assert result is not None
+        assert result.path.name == "run"
+        assert read_curves(result.metrics)["val/loss"].value.tolist() == [0.5]
     assert run_of(tmp_path / "elsewhere/last.ckpt") is None
 
 
@@ -215,18 +229,18 @@ def loaded(home: Path):
     return module, read_processed(home / "processed", genes, "test")
 
 
-def test_errors_are_those_of_the_metrics_and_placed_cells_lie_in_the_frame_of_the_truth(loaded):
+def test_errors_are_those_of_the_metrics_and_positions_lie_in_the_frame_of_the_truth(loaded):
     module, cells = loaded
     settings = Config().sampling.model_copy(update={"num_steps": 3, "num_samples": 2})
-    placed = place(module, cells, settings, 1)
+    predicted = predict_positions(module, cells, settings, 1)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
-        found = np.sqrt(np.mean(np.square(placed.error[rows], dtype=np.float64)))
-        plane = placed.position[rows, :2], cells.position[rows, :2]
-        assert found == pytest.approx(rmsd(*plane, reflection=True), rel=1e-4)
+        result = np.sqrt(np.mean(np.square(predicted.error[rows], dtype=np.float64)))
+        plane = predicted.position[rows, :2], cells.position[rows, :2]
+        assert result == pytest.approx(rmsd(*plane, reflection=True), rel=1e-4)
         np.testing.assert_allclose(plane[0].mean(0), plane[1].mean(0), rtol=1e-3, atol=1e-2)
-    assert (placed.position[:, 2] == cells.position[:, 2]).all()
-    assert (placed.spread > 0).all()
+    assert (predicted.position[:, 2] == cells.position[:, 2]).all()
+    assert (predicted.std > 0).all()
 
 
 def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loaded):
@@ -239,12 +253,12 @@ def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loade
     # Pure noise has the model's unit of length in every direction.
     assert centred.std() == pytest.approx(float(module.position_scale), rel=0.2)
     sampled = settings.model_copy(update={"estimator": "sample"})
-    ended = place(module, cells, sampled, 1).position[path.rows]
+    ended = predict_positions(module, cells, sampled, 1).position[path.rows]
     true = cells.position[path.rows]
-    turned = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
+    rotated = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
     drawn = rmsd(ended[:, :2].astype(float), true[:, :2].astype(float), reflection=True)
     # The same draw, once as a body and once laid into the plane.
-    assert turned == pytest.approx(drawn, rel=0.5)
+    assert rotated == pytest.approx(drawn, rel=0.5)
 
 
 def test_what_is_seen_inside_are_shares(loaded):
@@ -255,7 +269,7 @@ def test_what_is_seen_inside_are_shares(loaded):
     np.testing.assert_allclose(inside.attention.mean(1), 1, rtol=1e-4)
 
 
-def test_nearest_rows_and_the_turn_onto_them_undo_a_permutation_and_a_rotation():
+def test_nearest_rows_and_the_rotation_onto_them_undo_a_permutation_and_a_rotation():
     random = np.random.default_rng(0)
     known = random.normal(size=(50, 8)).astype(np.float32)
     order = random.permutation(50)

@@ -94,21 +94,21 @@ def test_a_gene_has_one_scale_for_truth_and_prediction_and_says_where_it_was_not
     np.testing.assert_allclose(back[inside], true[inside, 0] / 2, atol=(high - low) / 254)
 
 
-def test_a_gene_that_nobody_measured_is_told_apart():
+def test_a_gene_that_nobody_measured_is_marked():
     (entry,) = gene_levels(np.zeros((5, 1), np.float32), {}, np.zeros((5, 1), dtype=bool), ["A"])
     assert (unpacked(entry["true"], "u1") == 255).all()
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_errors_that_keep_the_promise_of_their_spread_are_calibrated(dims: int):
+def test_errors_that_keep_the_promise_of_their_std_are_calibrated(dims: int):
     random = np.random.default_rng(0)
-    spread = random.uniform(1, 5, 20_000)
-    error = np.linalg.norm(random.normal(size=(20_000, dims)), axis=1) * spread / np.sqrt(dims)
-    found = calibration(error, spread, dims)
-    assert found["ratio"] == pytest.approx(1, abs=0.02)
-    np.testing.assert_allclose(found["covered"], found["level"], atol=0.015)
-    np.testing.assert_allclose(found["error"], found["spread"], rtol=0.06)
-    sure = calibration(error, spread / 2, dims)
+    std = random.uniform(1, 5, 20_000)
+    error = np.linalg.norm(random.normal(size=(20_000, dims)), axis=1) * std / np.sqrt(dims)
+    result = calibration(error, std, dims)
+    assert result["ratio"] == pytest.approx(1, abs=0.02)
+    np.testing.assert_allclose(result["covered"], result["level"], atol=0.015)
+    np.testing.assert_allclose(result["error"], result["std"], rtol=0.06)
+    sure = calibration(error, std / 2, dims)
     assert sure["ratio"] == pytest.approx(2, abs=0.04)
     assert all(np.array(sure["covered"]) < np.array(sure["level"]))
 
@@ -125,17 +125,17 @@ def test_the_ratio_on_the_page_is_that_of_test():
         samples = Envelope(position[rows], position[rows], deviation[rows], 4)
         scored.append(evaluation_calibration(estimate[rows], position[rows], samples))
     error = np.linalg.norm(estimate - position, axis=1)
-    found = calibration(error, np.linalg.norm(deviation, axis=1), 2, slice_id)
+    result = calibration(error, np.linalg.norm(deviation, axis=1), 2, slice_id)
     means = np.average(np.array(scored), axis=0, weights=[30, 60])
-    assert found["ratio"] == pytest.approx(means[2])
-    assert found["correlation"] == pytest.approx(means[3])
+    assert result["ratio"] == pytest.approx(means[2])
+    assert result["correlation"] == pytest.approx(means[3])
 
 
-def test_a_spread_of_nothing_covers_nothing_and_divides_by_nothing():
-    found = calibration(np.ones(30), np.zeros(30), 2)
-    assert found["covered"] == [0.0] * len(found["level"])
-    assert found["correlation"] is found["ratio"] is None
-    assert calibration(np.ones(2), np.ones(2), 2)["spread"] == [1.0]
+def test_a_std_of_zero_covers_nothing_and_divides_by_nothing():
+    result = calibration(np.ones(30), np.zeros(30), 2)
+    assert result["covered"] == [0.0] * len(result["level"])
+    assert result["correlation"] is result["ratio"] is None
+    assert calibration(np.ones(2), np.ones(2), 2)["std"] == [1.0]
 
 
 def test_spatial_order_is_that_of_the_metrics_and_unknown_where_nothing_was_measured():
@@ -177,11 +177,11 @@ def test_clusters_stand_in_where_there_are_no_types():
     random = np.random.default_rng(0)
     true = np.repeat(np.arange(4), 30)
     expression = (10 * np.eye(6)[true] + random.normal(size=(120, 6))).astype(np.float32)
-    found = clusters_of(expression, 1)
-    assert found.kind == "Cluster"
-    assert found.names[0] == "cluster 1"
+    result = clusters_of(expression, 1)
+    assert result.kind == "Cluster"
+    assert result.names[0] == "cluster 1"
     # Finer than the truth perhaps, but no cluster holds cells of two groups.
-    assert all(len(set(true[found.codes == code])) == 1 for code in range(len(found.names)))
+    assert all(len(set(true[result.codes == code])) == 1 for code in range(len(result.names)))
     data = page_data(make_findings(make_cells(120, types=False)), 1, [], 1000)
     assert data["types_are"] == "Cluster"
     assert len(data["types"]) == 8
@@ -190,10 +190,10 @@ def test_clusters_stand_in_where_there_are_no_types():
 def test_errors_are_summed_up_by_group_the_worst_first():
     groups = Groups("Cell type", ["a", "b", "absent"], np.array([0, 0, 0, 1, 1]))
     error, std = np.array([1.0, 2.0, 9.0, 5.0, 7.0]), np.array([1.0, 1.0, 2.0, 3.0, 5.0])
-    found = error_by_group(groups, error, std)
-    assert [one["name"] for one in found] == ["b", "a"]
-    assert found[0] == {"name": "b", "cells": 2, "error": 6.0, "std": 4.0}
-    assert found[1]["error"] == 2.0
+    result = error_by_group(groups, error, std)
+    assert [one["name"] for one in result] == ["b", "a"]
+    assert result[0] == {"name": "b", "cells": 2, "error": 6.0, "std": 4.0}
+    assert result[1]["error"] == 2.0
     assert error_by_group(None, error, None) is None
 
 
@@ -211,14 +211,14 @@ def test_columns_of_obs_become_colours(tmp_path):
         index=[str(number) for number in range(60)],
     )
     AnnData(np.ones((60, 2), np.float32), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
-    found = {column.name: column for column in obs_columns(tmp_path / "cells.h5ad", 60)}
-    assert set(found) == {"region", "batch", "leiden", "depth"}
-    assert found["region"].names == ["cortex", "thalamus", "unknown"]
-    assert found["leiden"].names is not None
-    assert found["depth"].names is None
-    data = column_data(found["depth"], np.arange(60))
+    result = {column.name: column for column in obs_columns(tmp_path / "cells.h5ad", 60)}
+    assert set(result) == {"region", "batch", "leiden", "depth"}
+    assert result["region"].names == ["cortex", "thalamus", "unknown"]
+    assert result["leiden"].names is not None
+    assert result["depth"].names is None
+    data = column_data(result["depth"], np.arange(60))
     assert unpacked(data["levels"], "u1")[3] == 255
-    region = column_data(found["region"], np.arange(8))
+    region = column_data(result["region"], np.arange(8))
     assert unpacked(region["codes"]["data"], "<u2").tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
     assert obs_columns(tmp_path, 60) == []
 
@@ -244,11 +244,11 @@ def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist(
 
 def test_curves_of_the_losses_keep_their_ends_when_they_are_thinned():
     steps = np.arange(5000.0)
-    found = curve_data(
+    result = curve_data(
         {"train/loss": Curve(steps, -steps), "gate/activation_mean": Curve(steps, steps)}
     )
-    assert list(found) == ["train/loss"]
-    curve = found["train/loss"]
+    assert list(result) == ["train/loss"]
+    curve = result["train/loss"]
     assert len(curve["step"]) <= prepare.CURVE_POINTS
     assert (curve["step"][0], curve["step"][-1], curve["value"][-1]) == (0, 4999, -4999)
 
@@ -262,8 +262,8 @@ def test_more_genes_than_there_is_room_for_are_left_out_and_counted(monkeypatch)
 def test_cells_beyond_the_limit_are_left_out_of_the_picture_and_counted():
     data = page_data(make_findings(make_cells(120)), 1, [], 50)
     assert (data["shown"], data["cells"]) == (50, 120)
-    assert len(unpacked(data["place"]["x"]["data"], "<u2")) == 50
-    assert len(unpacked(data["placed"]["error"]["data"], "<u2")) == 50
+    assert len(unpacked(data["position"]["x"]["data"], "<u2")) == 50
+    assert len(unpacked(data["predicted_position"]["error"]["data"], "<u2")) == 50
 
 
 @given(st.text() | st.sampled_from(["</script>", "<!--", "]]>", "\u2028\u2029", "&lt;"]))

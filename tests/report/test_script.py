@@ -26,9 +26,9 @@ def shown(findings, folder: Path) -> dict:
     scripts = [str(REPORT / name) for name in SCRIPTS]
     command = [NODE, str(HERE / "stub.js"), str(folder / "data.json"), *scripts]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    found = json.loads(done.stdout)
-    assert found["failures"] == []
-    return found
+    result = json.loads(done.stdout)
+    assert result["failures"] == []
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def page(tmp_path_factory) -> dict:
         Column("depth", None, np.linspace(0, 5, 240)),
     ]
     findings = replace(make_findings(cells), columns=columns)
-    placed = replace(findings.placed, error=findings.placed.error * 1000)
-    return shown(replace(findings, placed=placed), tmp_path_factory.mktemp("script"))
+    predicted = replace(findings.predicted_position, error=findings.predicted_position.error * 1000)
+    return shown(replace(findings, predicted_position=predicted), tmp_path_factory.mktemp("script"))
 
 
 def test_every_part_is_drawn_and_can_be_saved(page):

@@ -49,14 +49,16 @@ def make_findings(cells: InputCells, genes: list[str] | None = None, **changes) 
     """Everything that a page can show, of these cells."""
     random = np.random.default_rng(4)
     count, width = cells.expression.shape
-    spread = random.uniform(5, 20, count).astype(np.float32)
-    shift = random.normal(size=(count, 3)).astype(np.float32) * spread[:, None]
+    std = random.uniform(5, 20, count).astype(np.float32)
+    shift = random.normal(size=(count, 3)).astype(np.float32) * std[:, None]
     shift[:, cells.dims :] = 0
     rows = cells.rows_of(0)
     frames = np.linspace(1, 0, 6, dtype=np.float32)[:, None, None]
     noise = random.normal(size=(len(rows), 3)).astype(np.float32) * 150
     known: dict = {
-        "placed": PredictedPositions(cells.position + shift, np.linalg.norm(shift, axis=1), spread),
+        "predicted_position": PredictedPositions(
+            cells.position + shift, np.linalg.norm(shift, axis=1), std
+        ),
         "predicted": cells.expression * np.float32(0.5),
         "new": NewTissue(cells.position[::-1].copy(), cells.expression, np.arange(count)[::-1]),
         "path": Path(

@@ -22,11 +22,11 @@ def holder() -> DataHolder:
 
 
 def test_gene_mask_says_for_every_real_cell_which_genes_were_measured():
-    found = holder()
+    result = holder()
     for b in range(2):
         for n in range(3):
-            expected = found.measured_genes[found.panel[b, n]] & found.node_mask[b, n]
-            assert torch.equal(found.gene_mask[b, n], expected)
+            expected = result.measured_genes[result.panel[b, n]] & result.node_mask[b, n]
+            assert torch.equal(result.gene_mask[b, n], expected)
 
 
 def test_to_changes_the_floating_tensors_dtype_and_keeps_masks_and_numbers():
