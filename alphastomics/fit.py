@@ -66,7 +66,11 @@ def fit(config: Config, request: Request) -> dict[str, Any]:
     if plan.refit:
         epochs = judged["epochs"]
         final = with_values(plan.config, {"training.max_epochs": epochs})
-        logger.info("training on everything for %d epochs", epochs)
+        planned = plan.config.training.max_epochs
+        why = f": of {planned} planned, more were no better on held-out cells"
+        logger.info(
+            "training on everything for %d epochs%s", epochs, why if epochs < planned else ""
+        )
         summary = train(final, request, has_validation=False)
     else:
         summary = {**judged["summary"]}

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH = 128
+WIDTH, BLOCKS = 128, 2
 
 
 class Dropout(NamedTuple):
@@ -26,10 +26,18 @@ class Dropout(NamedTuple):
     inner: float
 
 
-OWN = (Dropout(0.1, 1.0, 0.2), Dropout(0.3, 1.0, 0.3)) * 2
-SMOOTHED = (Dropout(0.1, 0.3, 0.2), Dropout(0.5, 0.5, 0.3), Dropout(0.8, 0.5, 0.3)) * 2
+# Of the networks that see a cell's own expression, without and with normalised layers, and of
+# those that also see its smoothed expression.
+PLAIN = (Dropout(0.1, 1.0, 0.2), Dropout(0.3, 1.0, 0.3))
+OWN = (Dropout(0.1, 1.0, 0.2), Dropout(0.3, 1.0, 0.3))
+SMOOTHED = (
+    Dropout(0.9, 0.5, 0.3),
+    Dropout(0.7, 0.5, 0.3),
+    Dropout(0.5, 0.3, 0.2),
+    Dropout(0.1, 0.3, 0.2),
+)
 # The networks that hide most: in training, their errors are most like those on unseen cells.
-NOISIEST = (2, 5)
+NOISIEST = (0, 1)
 # Slices that a query is compared with, and genes and quantiles that are compared.
 REFERENCES, REFERENCE_GENES, QUANTILES = 64, 1000, (0.1, 0.5, 0.9)
 # Fewer cells cannot tell slices apart.
@@ -40,7 +48,7 @@ MATCHED = 0.9
 
 
 class Ensemble(nn.Module):
-    """Networks of one hidden block, all in one batched product.
+    """Small networks, all in one batched product.
 
     Parameters
     ----------
@@ -48,17 +56,25 @@ class Ensemble(nn.Module):
         Genes of an expression vector; width of the smoothed expression, 0 if it is not seen.
     dropout
         What each network hides in training.
+    normalized
+        Whether layers are normalised: two blocks as in a transformer, else one without.
     """
 
-    def __init__(self, num_genes: int, num_smoothed: int, dropout: Sequence[Dropout]) -> None:
+    def __init__(
+        self, num_genes: int, num_smoothed: int, dropout: Sequence[Dropout], *, normalized: bool
+    ) -> None:
         super().__init__()
-        number = len(dropout)
-        self.dropout = tuple(dropout)
+        self.dropout, self.normalized = tuple(dropout), normalized
+        number, inner = len(dropout), 2 * WIDTH if normalized else WIDTH
         self.own = _weights(number, num_genes, WIDTH)
         self.smoothed = _weights(number, num_smoothed, WIDTH) if num_smoothed else None
-        self.block = _weights(number, WIDTH, WIDTH)
-        self.out = nn.Parameter(0.1 * _weights(number, WIDTH, 3).detach())
-        self.biases = nn.ParameterList(torch.zeros(number, 1, width) for width in (WIDTH, WIDTH, 3))
+        self.bias = nn.Parameter(torch.zeros(number, 1, WIDTH))
+        self.blocks = nn.ModuleList(
+            _Block(number, inner, normalized=normalized) for _ in range(BLOCKS if normalized else 1)
+        )
+        self.norm = _Norm(number) if normalized else None
+        self.out = _weights(number, WIDTH, 3)
+        self.out_bias = nn.Parameter(torch.zeros(number, 1, 3))
 
     def forward(
         self,
@@ -77,11 +93,17 @@ class Ensemble(nn.Module):
             assert smoothed is not None
             seen = self._hidden(smoothed, [rate.smoothed for rate in rates])
             cells = cells + seen @ self.smoothed[rows]
+        cells = cells + self.bias[rows]
         inner = [rate.inner for rate in rates]
-        cells = self._hidden(F.relu(cells + self.biases[0][rows]), inner)
-        block = F.relu(cells @ self.block[rows] + self.biases[1][rows])
-        cells = cells + self._hidden(block, inner)
-        return cells @ self.out[rows] + self.biases[2][rows]
+        if self.norm is not None:
+            cells = F.silu(self.norm(cells, rows))
+        else:
+            cells = self._hidden(F.relu(cells), inner)
+        for block in self.blocks:
+            assert isinstance(block, _Block)
+            values = block.inner(cells, rows)
+            cells = cells + block.outer(self._hidden(values, inner), rows)
+        return cells @ self.out[rows] + self.out_bias[rows]
 
     def _hidden(
         self, values: Float[Tensor, "#K N D"], rates: Sequence[float]
@@ -95,8 +117,48 @@ class Ensemble(nn.Module):
         return values * kept
 
 
+Chosen = slice | list[int]
+
+
+class _Block(nn.Module):
+    """Residual block: with normalised layers up, GELU, down; else one matrix and ReLU."""
+
+    def __init__(self, number: int, inner: int, *, normalized: bool) -> None:
+        super().__init__()
+        self.norm = _Norm(number) if normalized else None
+        self.up = _weights(number, WIDTH, inner)
+        self.up_bias = nn.Parameter(torch.zeros(number, 1, inner))
+        self.down = _weights(number, inner, WIDTH) if normalized else None
+        self.down_bias = nn.Parameter(torch.zeros(number, 1, WIDTH)) if normalized else None
+
+    def inner(self, cells: Float[Tensor, "K N D"], rows: Chosen) -> Float[Tensor, "K N I"]:
+        """Return the values that dropout acts on."""
+        if self.norm is None:
+            return F.relu(cells @ self.up[rows] + self.up_bias[rows])
+        return F.gelu(self.norm(cells, rows) @ self.up[rows] + self.up_bias[rows])
+
+    def outer(self, values: Float[Tensor, "K N I"], rows: Chosen) -> Float[Tensor, "K N D"]:
+        """Return what is added to the cells."""
+        if self.down is None or self.down_bias is None:
+            return values
+        return values @ self.down[rows] + self.down_bias[rows]
+
+
+class _Norm(nn.Module):
+    """LayerNorm with a scale and shift for each network."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(number, 1, WIDTH))
+        self.shift = nn.Parameter(torch.zeros(number, 1, WIDTH))
+
+    def forward(self, cells: Float[Tensor, "K N D"], rows: Chosen) -> Float[Tensor, "K N D"]:
+        return F.layer_norm(cells, (WIDTH,)) * self.scale[rows] + self.shift[rows]
+
+
 def _weights(number: int, width_in: int, width_out: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(number, width_in, width_out) / width_in**0.5)
+    bound = width_in**-0.5
+    return nn.Parameter(torch.empty(number, width_in, width_out).uniform_(-bound, bound))
 
 
 class PositionHead(nn.Module):
@@ -117,8 +179,9 @@ class PositionHead(nn.Module):
 
     def __init__(self, num_genes: int, num_smoothed: int) -> None:
         super().__init__()
-        self.own = Ensemble(num_genes, 0, OWN)
-        self.smoothed = Ensemble(num_genes, num_smoothed, SMOOTHED)
+        self.plain = Ensemble(num_genes, 0, PLAIN, normalized=False)
+        self.own = Ensemble(num_genes, 0, OWN, normalized=True)
+        self.smoothed = Ensemble(num_genes, num_smoothed, SMOOTHED, normalized=True)
         self.compared = slice(None, None, -(-num_genes // REFERENCE_GENES))
         width = len(range(num_genes)[self.compared])
         self.register_buffer("reference", torch.zeros(REFERENCES, len(QUANTILES), width))
@@ -137,23 +200,20 @@ class PositionHead(nn.Module):
         In training, the networks that hide most speak for all: the others know their training
         cells too well to say how far an expected position is to be trusted.
         """
-        cells = (expression.float().flatten(0, 1)[None], smoothed.float().flatten(0, 1)[None])
         # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
         with torch.autocast(expression.device.type, enabled=False):
             if self.training:
-                expected = self.smoothed(*cells, NOISIEST).mean(0)
-                return expected.unflatten(0, expression.shape[:2])
+                cells = [values.float().flatten(0, 1)[None] for values in (expression, smoothed)]
+                noisy: Tensor = self.smoothed(cells[0], cells[1], NOISIEST).mean(0)
+                return noisy.reshape(*expression.shape[:2], 3)
             matched = self.matched(expression, node_mask, gene_mask)
-            by_kind = [
-                ensemble(*cells).mean(0).unflatten(0, expression.shape[:2])
-                if bool(wanted)
-                else torch.zeros_like(expression[..., :3])
-                for ensemble, wanted in (
-                    (self.own, matched.any()),
-                    (self.smoothed, (~matched).any()),
-                )
-            ]
-            return torch.where(matched[:, None, None], by_kind[0], by_kind[1])
+            expected = torch.zeros_like(expression[..., :3]).float()
+            for number, same_slice in enumerate(matched.tolist()):
+                alone = (expression[number].float()[None], smoothed[number].float()[None])
+                speaking = (self.plain, self.own) if same_slice else (self.smoothed,)
+                networks = torch.cat([ensemble(*alone) for ensemble in speaking])
+                expected[number] = networks.mean(0)
+            return expected
 
     def matched(
         self,
@@ -182,7 +242,7 @@ class PositionHead(nn.Module):
         scaled = off.square() * (count * cells / (count + cells))[:, None, None]
         return (scaled.flatten(1).median(1).values < MATCHED).any()
 
-    def remember(self, slices: Sequence[Float[Tensor, "N G"]]) -> None:
+    def remember(self, slices: Sequence[Float[Tensor, "_ G"]]) -> None:
         """Note what the genes of the largest training slices look like."""
         largest = sorted(slices, key=len, reverse=True)[:REFERENCES]
         for number, expression in enumerate(largest):

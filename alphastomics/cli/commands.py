@@ -66,7 +66,7 @@ def stage2(call: Call) -> str:
 def train(call: Call) -> str | None:
     """Train a model; print a summary of the run, on the first rank."""
     from alphastomics.diffusion_model.train import Request
-    from alphastomics.fit import fit
+    from alphastomics.fit import PLAN_FILE, fit
 
     arguments = call.arguments
     if arguments.test_after_train:
@@ -90,6 +90,10 @@ def train(call: Call) -> str | None:
         }
         summary["test"] = run_test(call.config, **tested, output=None)
         summary["report"] = str(report_of_test(call.config, **tested, scored=summary["test"]))
+    # The run keeps both in full.
+    summary["plan"] = str(Path(summary["run"]) / PLAN_FILE)
+    if "verdict" in summary:
+        summary["verdict"] = summary["verdict"]["sentences"]
     return json.dumps(summary, indent=2)
 
 

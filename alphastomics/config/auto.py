@@ -47,11 +47,13 @@ STREAMED_BYTES = 32e9
 # Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
 SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
 # Of the position head: updates grow with the cells up to those of a slice, then with their root.
-HEAD_UPDATES, HEAD_UPDATES_PER_CELL, CELLS_OF_HEAD_UPDATES = 2_500, 2.5, 10_000
+HEAD_UPDATES, HEAD_UPDATES_PER_CELL, CELLS_OF_HEAD_UPDATES = 4_000, 4, 10_000
 LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
-# Its networks of one kind and the other, and their cells and inner weights in an update.
-HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 4, 6, 256, 128
-HEAD_SECONDS = {"cpu": 0.01, "gpu": 0.003}  # of one update, beside its arithmetic
+# Networks that see a cell's own expression (plain, normalised) or smoothed expression too; their
+# weights but for those of genes; cells of each in an update.
+HEAD_PLAIN, HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 2, 2, 4, 256, 128
+HEAD_INNER = {"plain": HEAD_WIDTH**2, "normalized": 8 * HEAD_WIDTH**2}
+HEAD_SECONDS = {"cpu": 0.015, "gpu": 0.005}  # of one update, beside its arithmetic
 CPU_HEAD_SECONDS = 100  # of one of two fits
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
@@ -208,17 +210,17 @@ def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[C
     steps = min(20, diffusion.num_timesteps)
     frame = "slices share a frame" if framed else "slices share no frame: found by expression"
     return [
-        Choice("model.dropout", 0.3, "few animals: regularise"),
-        Choice("model.input_dropout", 0.8, "single cells are noisy, their neighbours less so"),
+        Choice("model.dropout", 0.3, "against overfitting to few animals"),
+        Choice("model.input_dropout", 0.8, "counts of one cell are noisy"),
         Choice("model.smoothing_rounds", rounds, "averages over neighbours in expression space"),
-        Choice("model.smoothing_dropout", 0.5, "few animals: regularise"),
+        Choice("model.smoothing_dropout", 0.5, "against overfitting to few animals"),
         Choice("diffusion.position_frame", "registered", frame),
         Choice("diffusion.condition_share", condition, "one checkpoint for all tasks"),
-        Choice("diffusion.equal_time_share", equal, "the rest is new tissue"),
+        Choice("diffusion.equal_time_share", equal, "the remaining sets learn new tissue"),
         Choice("diffusion.full_noise_share", 0.3, "where sampling begins"),
         Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
         Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
-        Choice("training.weight_decay", 0.01, "few animals: regularise"),
+        Choice("training.weight_decay", 0.01, "against overfitting to few animals"),
         Choice("sampling.num_steps", steps, "more steps changed no score"),
     ]
 
@@ -292,7 +294,7 @@ def _seconds_of_update(
     set_size, cells = batch
     network = layers * (12 * width**2 + 2 * width * set_size) + 6 * genes * width
     # Two networks of the head are asked in each step.
-    weights = network + 2 * HEAD_WIDTH * (4 * genes + HEAD_WIDTH) / 3
+    weights = network + 2 * (4 * genes * HEAD_WIDTH + HEAD_INNER["normalized"]) / 3
     fixed, rate = SPEED[device.kind]
     cores = device.cores if device.kind == "cpu" else 1
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
@@ -314,8 +316,9 @@ def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) 
     """Estimate the time of an update of both kinds of networks of the position head."""
     genes = metadata.num_genes
     rounds = dict(set_values(config)).get("model.smoothing_rounds", 3 if genes <= MANY_GENES else 1)
-    inputs = HEAD_OWN * genes + HEAD_SMOOTHED * genes * (1 + rounds)
-    weights = HEAD_WIDTH * (inputs + (HEAD_OWN + HEAD_SMOOTHED) * HEAD_WIDTH)
+    inputs = (HEAD_PLAIN + HEAD_OWN + HEAD_SMOOTHED * (1 + rounds)) * genes
+    inner = (HEAD_OWN + HEAD_SMOOTHED) * HEAD_INNER["normalized"] + HEAD_PLAIN * HEAD_INNER["plain"]
+    weights = HEAD_WIDTH * inputs + inner
     cores = device.cores if device.kind == "cpu" else 1
     arithmetic = FLOPS_PER_WEIGHT * weights * HEAD_CELLS / (SPEED[device.kind][1] * cores)
     return HEAD_SECONDS[device.kind] + arithmetic

@@ -234,7 +234,7 @@ class TrainingConfig(Section):
     )
     max_epochs: int = count(100, "Passes over the training cells.", json_schema_extra=AUTO)
     position_head_updates: int = count(
-        2500,
+        4000,
         "Updates of the networks that expect a position from expression alone.",
         json_schema_extra=AUTO,
     )

@@ -24,7 +24,7 @@ from alphastomics.preprocessing.shard_reader import CellTable, joined
 
 # Cells of a step of each network.
 BATCH = 256
-LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.03, 0.1
+LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.01, 0.1
 # What is fitted to stays on the device.
 MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000
 
@@ -61,8 +61,9 @@ def fit_position_head(
     updates = config.training.position_head_updates
     cells = Cells(*(values.to(device) for values in (*tensors, target)))
     head.to(device)
-    with track("position head", 2 * updates, "updates") as advance:
-        for number, ensemble in enumerate((head.own, head.smoothed)):
+    ensembles = (head.plain, head.own, head.smoothed)
+    with track("position head", len(ensembles) * updates, "updates") as advance:
+        for number, ensemble in enumerate(ensembles):
             torch.manual_seed(stream_seed(seed, number))
             fit_ensemble(ensemble, cells, updates, advance)
     head.cpu()

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from alphastomics.attn_model.position_head import (
     OWN,
+    PLAIN,
     QUANTILES,
     SMOOTHED,
     Dropout,
@@ -28,27 +29,46 @@ def head() -> PositionHead:
     return PositionHead(GENES, WIDTH).eval()
 
 
-def test_an_ensemble_equals_its_networks_one_after_another():
+def alone(ensemble: Ensemble, number: int, expression, smoothed) -> torch.Tensor:
+    """One network of an ensemble, written out."""
+    cells = expression @ ensemble.own[number] + ensemble.bias[number]
+    if ensemble.smoothed is not None:
+        cells = cells + smoothed @ ensemble.smoothed[number]
+    if ensemble.norm is None:
+        cells, block = F.relu(cells), ensemble.blocks[0]
+        cells = cells + F.relu(cells @ block.up[number] + block.up_bias[number])
+    else:
+        cells = F.silu(normalized(ensemble.norm, number, cells))
+        for block in ensemble.blocks:
+            inner = normalized(block.norm, number, cells) @ block.up[number]
+            inner = F.gelu(inner + block.up_bias[number])
+            cells = cells + inner @ block.down[number] + block.down_bias[number]
+    return cells @ ensemble.out[number] + ensemble.out_bias[number]
+
+
+def normalized(norm, number: int, cells: torch.Tensor) -> torch.Tensor:
+    centred = cells - cells.mean(-1, keepdim=True)
+    unit = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return unit * norm.scale[number] + norm.shift[number]
+
+
+@pytest.mark.parametrize("width", [0, WIDTH])
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_an_ensemble_equals_its_networks_one_after_another(is_normalized, width):
     torch.manual_seed(0)
-    ensemble = Ensemble(GENES, WIDTH, SMOOTHED).eval()
-    for bias in ensemble.biases:
-        torch.nn.init.normal_(bias)
-    expression, smoothed = draw(7, GENES), draw(7, WIDTH, seed=1)
+    ensemble = Ensemble(GENES, width, SMOOTHED, normalized=is_normalized).eval().double()
+    for parameter in ensemble.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    expression, smoothed = draw(7, GENES).double(), draw(7, WIDTH, seed=1).double()
     together = ensemble(expression[None], smoothed[None])
-    assert ensemble.smoothed is not None
     for number in range(len(SMOOTHED)):
-        first, second, last = (bias[number] for bias in ensemble.biases)
-        cells = F.relu(
-            expression @ ensemble.own[number] + smoothed @ ensemble.smoothed[number] + first
-        )
-        cells = cells + F.relu(cells @ ensemble.block[number] + second)
-        torch.testing.assert_close(together[number], cells @ ensemble.out[number] + last)
-    chosen = ensemble(expression[None], smoothed[None], (4, 1))
-    torch.testing.assert_close(chosen, together[[4, 1]])
+        torch.testing.assert_close(together[number], alone(ensemble, number, expression, smoothed))
+    chosen = ensemble(expression[None], smoothed[None], (3, 1))
+    torch.testing.assert_close(chosen, together[[3, 1]])
 
 
 def test_each_network_hides_its_own_share_and_keeps_the_mean():
-    ensemble = Ensemble(GENES, 0, (Dropout(0.1, 1.0, 0.0), Dropout(0.6, 1.0, 0.0))).train()
+    ensemble = Ensemble(GENES, 0, (Dropout(0.1, 1.0, 0.0),) * 2, normalized=True).train()
     torch.manual_seed(0)
     seen = ensemble._hidden(torch.ones(1, 2000, 50), [0.1, 0.6])
     shares = (seen == 0).float().mean((1, 2))
@@ -79,10 +99,11 @@ def test_further_cells_of_a_training_slice_are_told_from_another_slice(head):
     assert head.matched(sets, None, None).tolist() == [True, False]
     smoothed = draw(2, CELLS, WIDTH)
     expected = head(sets, smoothed, None, None)
-    alone = [part[None] for part in (sets[0], smoothed[0])]
-    torch.testing.assert_close(expected[0], head.own(*alone).mean(0))
-    alone = [part[None] for part in (sets[1], smoothed[1])]
-    torch.testing.assert_close(expected[1], head.smoothed(*alone).mean(0))
+    cells = [part[None] for part in (sets[0], smoothed[0])]
+    own = torch.cat([head.plain(*cells), head.own(*cells)]).mean(0)
+    torch.testing.assert_close(expected[0], own)
+    cells = [part[None] for part in (sets[1], smoothed[1])]
+    torch.testing.assert_close(expected[1], head.smoothed(*cells).mean(0))
 
 
 def test_few_cells_or_no_known_slice_match_nothing(head):
@@ -126,5 +147,16 @@ def test_bf16_around_it_does_not_round_positions(head):
     torch.testing.assert_close(inside, head(cells, smoothed, None, None))
 
 
-def test_the_plan_counts_the_networks_that_there_are():
-    assert (len(OWN), len(SMOOTHED)) == (auto.HEAD_OWN, auto.HEAD_SMOOTHED)
+def test_the_plan_counts_the_networks_that_there_are(head):
+    assert (len(PLAIN), len(OWN), len(SMOOTHED)) == (
+        auto.HEAD_PLAIN,
+        auto.HEAD_OWN,
+        auto.HEAD_SMOOTHED,
+    )
+    # but for biases and scales
+    matrices = sum(p.numel() for p in head.parameters() if p.shape[1] > 1)
+    inputs = (auto.HEAD_PLAIN + auto.HEAD_OWN) * GENES + auto.HEAD_SMOOTHED * (GENES + WIDTH)
+    inner = auto.HEAD_INNER["normalized"] * (auto.HEAD_OWN + auto.HEAD_SMOOTHED)
+    inner += auto.HEAD_INNER["plain"] * auto.HEAD_PLAIN
+    outputs = 3 * 128 * (len(PLAIN) + len(OWN) + len(SMOOTHED))
+    assert matrices == auto.HEAD_WIDTH * inputs + inner + outputs

@@ -25,7 +25,7 @@ def cells(seed: int = 0) -> Cells:
     return Cells(expression, expression.repeat(1, 2), position)
 
 
-@pytest.mark.parametrize("kind", ["own", "smoothed"])
+@pytest.mark.parametrize("kind", ["plain", "own", "smoothed"])
 def test_unseen_cells_are_predicted_better_than_by_a_linear_fit(kind):
     torch.manual_seed(0)
     ensemble = getattr(PositionHead(GENES, 2 * GENES), kind)
