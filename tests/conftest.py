@@ -33,6 +33,27 @@ def quiet_logging() -> Iterator[None]:
     logging.getLogger("alphastomics").setLevel(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def short_position_head() -> Iterator[None]:
+    """Fit position heads for moments: most tests do not ask how good they are."""
+    from alphastomics.config import auto
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "HEAD_UPDATES", 5)
+        patch.setattr(auto, "LEAST_HEAD_UPDATES", 5)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole_position_head() -> Iterator[None]:
+    """Fit position heads for as long as a user gets them, where nothing else is set."""
+    from alphastomics.config import TrainingConfig, auto
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "HEAD_UPDATES", TrainingConfig().position_head_updates)
+        yield
+
+
 @pytest.fixture
 def quick_training(monkeypatch) -> None:
     """Shorten trainings with nothing set, and the baselines of their verdict, to a few seconds.
@@ -42,7 +63,7 @@ def quick_training(monkeypatch) -> None:
     from alphastomics.config import auto
     from alphastomics.evaluation import baselines
 
-    for name in ("UPDATES", "LEAST_UPDATES", "LEAST_UPDATES_CPU", "HEAD_UPDATES"):
+    for name in ("UPDATES", "LEAST_UPDATES", "LEAST_UPDATES_CPU"):
         monkeypatch.setattr(auto, name, 10)
     monkeypatch.setattr(baselines, "TREES", 5)
 

@@ -20,6 +20,7 @@ SHAPES = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_position_head")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_data_of_any_shape_train_with_nothing_set(shape: str):
     settings = SimulationConfig(**SHAPES[shape])

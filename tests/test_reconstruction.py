@@ -28,7 +28,7 @@ def slices() -> list[AnnData]:
 
 
 @pytest.fixture(scope="module")
-def model(slices: list[AnnData]) -> AlphaSTomics:
+def model(whole_position_head: None, slices: list[AnnData]) -> AlphaSTomics:
     """A model trained with nothing set."""
     return AlphaSTomics([data for n, data in enumerate(slices) if n != HELD_OUT]).train()
 

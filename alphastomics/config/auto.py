@@ -54,7 +54,8 @@ LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
 HEAD_PLAIN, HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 2, 2, 4, 256, 128
 HEAD_INNER = {"plain": HEAD_WIDTH**2, "normalized": 8 * HEAD_WIDTH**2}
 HEAD_SECONDS = {"cpu": 0.015, "gpu": 0.005}  # of one update, beside its arithmetic
-CPU_HEAD_SECONDS = 100  # of one of two fits
+# Of one of two fits on a CPU: a few cells are not worth as long as many.
+CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, MOST_CPU_HEAD_SECONDS = 30, 0.007, 100
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
 
@@ -306,7 +307,8 @@ def _head_updates(cells: int, seconds: float, device: Device) -> Choice:
     updates = round(max(min(HEAD_UPDATES_PER_CELL * cells, wanted), LEAST_HEAD_UPDATES))
     most, reason = MOST_HEAD_UPDATES, f"for {cells:,} cells"
     if device.kind == "cpu":
-        most = max(round(CPU_HEAD_SECONDS / seconds), LEAST_HEAD_UPDATES)
+        time = CPU_HEAD_SECONDS + CPU_HEAD_SECONDS_PER_CELL * cells
+        most = max(round(min(time, MOST_CPU_HEAD_SECONDS) / seconds), LEAST_HEAD_UPDATES)
     if updates > most:
         updates, reason = most, "as many as there is time for"
     return Choice("training.position_head_updates", updates, reason)

@@ -50,7 +50,12 @@ def tiny_config(processed: Path, save_dir: Path, **sections) -> Config:
     """A network of two narrow layers, trained for a few steps."""
     document: dict = {
         "model": {"d_model": 16, "n_heads": 2, "n_layers": 2},
-        "training": {"batch_size": 64, "max_epochs": 2, "learning_rate": 1e-3},
+        "training": {
+            "batch_size": 64,
+            "max_epochs": 2,
+            "learning_rate": 1e-3,
+            "position_head_updates": 5,
+        },
         "data": {"processed_data_dir": str(processed), "loading": {"num_workers": 0}},
         "logging": {"save_dir": str(save_dir), "log_every_n_steps": 1, "save_every_n_steps": 1},
         "distributed": {"devices": 0},

@@ -27,7 +27,12 @@ def sections(strategy: str, batch_size: int) -> dict:
     """
     return {
         "model": {"dropout": 0.0},
-        "training": {"batch_size": batch_size, "max_epochs": EPOCHS, "mode": "expr_to_pos"},
+        "training": {
+            "batch_size": batch_size,
+            "max_epochs": EPOCHS,
+            "mode": "expr_to_pos",
+            "position_head_updates": 5,
+        },
         "data": {"loading": {"set_size": 42, "set_draw": "random"}},
         "distributed": {"strategy": strategy},
     }
@@ -37,7 +42,12 @@ def uneven() -> dict:
     """Settings under which the ranks' shares differ, and the weights stay as they began."""
     return {
         "model": {"dropout": 0.0},
-        "training": {"batch_size": 32, "max_epochs": 1, "learning_rate": 1e-12},
+        "training": {
+            "batch_size": 32,
+            "max_epochs": 1,
+            "learning_rate": 1e-12,
+            "position_head_updates": 5,
+        },
         "data": {"loading": {"set_size": 32, "set_draw": "slice"}},
     }
 

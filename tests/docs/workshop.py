@@ -20,7 +20,7 @@ GENES, CELLS = 24, 150
 # What the pages leave at the defaults, which are for a GPU, or for an hour.
 SMALL: dict[str, dict[str, Any]] = {
     "model": {"d_model": 16, "n_heads": 2, "n_layers": 1},
-    "training": {"batch_size": 64, "max_epochs": 1},
+    "training": {"batch_size": 64, "max_epochs": 1, "position_head_updates": 5},
     "sampling": {"num_steps": 2, "num_samples": 2},
     "logging": {"log_every_n_steps": 1},
 }

@@ -15,7 +15,7 @@ from tests.faults.door import Outcome, attempt
 
 CONFIG = """
 model: {d_model: 8, n_heads: 2, n_layers: 1}
-training: {batch_size: 32, max_epochs: 1, learning_rate: 1.0e-3}
+training: {batch_size: 32, max_epochs: 1, learning_rate: 1.0e-3, position_head_updates: 3}
 data: {processed_data_dir: PROCESSED, loading: {num_workers: 0}}
 sampling: {num_steps: 2, num_samples: 1}
 distributed: {devices: 0}
