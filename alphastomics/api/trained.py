@@ -176,7 +176,7 @@ class TrainedVerbs:
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
         generated = self._generate(blank, JOINT.name, updated(self.config, keywords))
-        cells, generated = as_tissue(blank, generated, planar=self._trained().module.flat)
+        cells, generated = as_tissue(blank, generated, planar=self._trained().module.planar)
         data = new_anndata(cells, genes)
         put_into(data, generated, cells, genes, JOINT.name)
         return data

@@ -86,10 +86,10 @@ def record_beside(checkpoint: Path) -> dict[str, Any]:
     record: dict[str, Any] = {}
     report = checkpoint.parent.parent / REPORT_FILE
     if report.is_file():
-        found = read_record(report)
+        summary = read_record(report)
         # The run's figures are those of its best checkpoint, not of any other.
-        if Path(str(found.get("best_checkpoint"))).name == checkpoint.name:
-            record["training"] = {key: found[key] for key in TRAINING_KEYS if key in found}
+        if Path(str(summary.get("best_checkpoint"))).name == checkpoint.name:
+            record["training"] = {key: summary[key] for key in TRAINING_KEYS if key in summary}
     scores = checkpoint.with_name(f"{checkpoint.stem}_scores.json")
     if scores.is_file():
         record["scores"] = read_record(scores)
@@ -147,8 +147,8 @@ def publish_model(
     connection: Connection, model: TrainedModel, *, private: bool, licence: str | None
 ) -> str:
     """Write a model to a temporary folder and send it."""
-    with tempfile.TemporaryDirectory(prefix="alphastomics-model-") as place:
-        folder, name = Path(place), connection.repo_id
+    with tempfile.TemporaryDirectory(prefix="alphastomics-model-") as path:
+        folder, name = Path(path), connection.repo_id
         write_model(folder, model, name, dict(NO_LICENCE))
         files = {part: folder / part for part in (CONFIG_FILE, RECORD_FILE, WEIGHTS_FILE)}
 

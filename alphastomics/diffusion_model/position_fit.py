@@ -1,7 +1,7 @@
 """Fits the position head: training cells enter, a fitted head leaves.
 
 Before the rest of the model is trained, and by itself: regression of one cell's position on its
-expression wants many small steps, the diffusion model fewer large ones. A pure function of the
+expression needs many small steps, the diffusion model fewer large ones. A pure function of the
 training cells, the settings and the seed.
 """
 
@@ -116,13 +116,13 @@ def fit_ensemble(ensemble: Ensemble, cells: Cells, updates: int, advance: Advanc
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, updates, pct_start=WARM_UP
     )
-    members, number = len(ensemble.dropout), len(cells.position)
+    num_networks, num_cells = len(ensemble.dropout), len(cells.position)
     for _ in range(updates):
-        rows = torch.randint(number, (members, BATCH)).to(cells.position.device)
+        rows = torch.randint(num_cells, (num_networks, BATCH)).to(cells.position.device)
         smoothed = None if ensemble.smoothed is None else cells.smoothed[rows]
         expected = ensemble(cells.expression[rows], smoothed)
         # A sum over the networks: each learns as if it were alone.
-        loss = (expected - cells.position[rows]).square().mean() * members
+        loss = (expected - cells.position[rows]).square().mean() * num_networks
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

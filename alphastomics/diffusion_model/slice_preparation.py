@@ -36,14 +36,14 @@ def rotate_slices(
         cells = cells_of_slices(reader, REGISTRATION_CELLS)
         whole = set() if holdout is None else set(holdout.slices)
         held = [index for index, number in enumerate(cells) if number in whole]
-        found = register_slices(list(cells.values()), planar=True, seed=seed, held_out=held)
-        rotation[list(cells)] = found.rotation
+        registration = register_slices(list(cells.values()), planar=True, seed=seed, held_out=held)
+        rotation[list(cells)] = registration.rotation
         logger.info(
             "%d slices without a common frame were rotated onto one another by their expression "
             "(agreement %.2f to %.2f)",
             len(cells),
-            found.agreement.min(),
-            found.agreement.max(),
+            registration.agreement.min(),
+            registration.agreement.max(),
         )
     module.slice_rotation = torch.from_numpy(rotation)
 
@@ -62,12 +62,12 @@ def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
 
 
 def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> Smooth | None:
-    """Return what smooths whole slices ahead of training, where that is wanted and fits."""
+    """Return what smooths whole slices ahead of training, where that is of use and fits."""
     model = config.model
     width = model.smoothing_rounds * metadata.num_genes
     needed = 4 * width * metadata.splits["train"].cells
-    wanted = config.diffusion.position_frame == "registered" and not config.masking.enable
-    if not wanted or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
+    is_used = config.diffusion.position_frame == "registered" and not config.masking.enable
+    if not is_used or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
         return None
 
     return lambda expression: smoothed_slice(expression, model, device)

@@ -173,7 +173,7 @@ def sample(
     training = training_cells(module, genes, near) if reads else None
     generated = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
-        cells, generated = as_tissue(cells, generated, planar=module.flat)
+        cells, generated = as_tissue(cells, generated, planar=module.planar)
     frame_fits: list[FrameFit] = []
     if known is not None and frame is not None:
         cells, generated, frame_fits = into_frame(

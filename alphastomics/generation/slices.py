@@ -161,7 +161,7 @@ class SliceSampler:
         if not num_known:
             return Known()
         is_known = (torch.arange(shape[1], device=self.device) < num_known).expand(shape[:2])
-        return Known(genes=is_known[..., None].expand(shape), placed=is_known)
+        return Known(genes=is_known[..., None].expand(shape), positions=is_known)
 
     def fitted(self, state: State, earlier: list[State]) -> State:
         """Rotate the positions of a later chunk onto the anchors of the first."""

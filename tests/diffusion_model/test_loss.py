@@ -104,11 +104,11 @@ def test_alignment_equals_scipys(reflection: bool):
 
 
 def test_flat_sets_and_single_cells_align_without_nan():
-    flat = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(1))
-    flat[..., 2] = 0
+    planar = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(1))
+    planar[..., 2] = 0
     mask = torch.ones(1, 6, dtype=torch.bool)
-    turned = flat @ rotation().float().T
-    assert float(aligned_loss(turned, flat, mask, reflection=False)) < 1e-10
+    rotated = planar @ rotation().float().T
+    assert float(aligned_loss(rotated, planar, mask, reflection=False)) < 1e-10
     one = torch.ones(1, 1, 3)
     assert float(aligned_loss(one, one * 3, mask[:, :1], reflection=True)) == 0
 

@@ -278,16 +278,16 @@ def test_top_k_and_balance_weight_are_held_against_the_rule_of_thumb_too(setting
 
 
 @pytest.mark.parametrize(
-    ("set_draw", "flat"), [("slice", True), ("patch", True), ("random", False)]
+    ("set_draw", "planar"), [("slice", True), ("patch", True), ("random", False)]
 )
-def test_a_model_knows_whether_its_sets_lie_in_planes(run, processed_in_one_frame, set_draw, flat):
+def test_a_model_knows_whether_its_sets_are_planar(run, processed_in_one_frame, set_draw, planar):
     data = {
         "processed_data_dir": str(processed_in_one_frame),
         "loading": {"set_draw": set_draw},
     }
-    folder = run("flat", training={"max_epochs": 1}, data=data)
-    card = json.loads((folder.path / "export" / "config.json").read_text())
-    assert card["flat"] is flat
+    folder = run("planar", training={"max_epochs": 1}, data=data)
+    metadata = json.loads((folder.path / "export" / "config.json").read_text())
+    assert metadata["flat"] is planar
 
 
 def test_a_model_never_mixes_slices_that_share_no_frame(run):
