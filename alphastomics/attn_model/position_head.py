@@ -40,7 +40,7 @@ MATCHED = 0.9
 
 
 class Ensemble(nn.Module):
-    """Networks of one hidden block, all in one batched product.
+    """Networks of one hidden block, all in one batched matrix product.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class PositionHead(nn.Module):
     ) -> Float[Tensor, "B N 3"]:
         """Return the expected position of each cell.
 
-        In training, the networks that hide most speak for all: the others know their training
+        In training, only the networks that hide most are used: the others know their training
         cells too well to say how far an expected position is to be trusted.
         """
         cells = (expression.float().flatten(0, 1)[None], smoothed.float().flatten(0, 1)[None])
@@ -146,9 +146,9 @@ class PositionHead(nn.Module):
             matched = self.matched(expression, node_mask, gene_mask)
             by_kind = [
                 ensemble(*cells).mean(0).unflatten(0, expression.shape[:2])
-                if bool(wanted)
+                if bool(is_used)
                 else torch.zeros_like(expression[..., :3])
-                for ensemble, wanted in (
+                for ensemble, is_used in (
                     (self.own, matched.any()),
                     (self.smoothed, (~matched).any()),
                 )

@@ -162,7 +162,7 @@ class AlphaSTomicsModule(TrainerModule):
 
     def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network reads it."""
-        if self.denoiser.alike_in is None:
+        if self.denoiser.smoothed_in is None:
             return None
         if batch.smoothed is not None:
             return batch.smoothed
