@@ -19,7 +19,7 @@ from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_v
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.strategy import choose_devices
-from alphastomics.diffusion_model.train import Request, check_data, train
+from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
@@ -45,7 +45,7 @@ TOO_FEW = "too few cells were held out to judge the model: test it on cells with
 CUT_SHARE = 0.7
 
 
-def fit(config: Config, request: Request) -> dict[str, Any]:
+def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
     """Plan a run, make it, and judge it; return its summary, empty on all ranks but the first."""
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
@@ -136,7 +136,7 @@ def described(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def held_out_run(
-    plan: TrainingPlan, metadata: Metadata, request: Request, folder: RunFolder
+    plan: TrainingPlan, metadata: Metadata, request: TrainRequest, folder: RunFolder
 ) -> dict[str, Any]:
     """Train without what is held out, and judge the model by it, or read what was found before."""
     assert plan.holdout is not None
@@ -176,7 +176,7 @@ def read_judged(path: Path) -> dict[str, Any]:
     return record
 
 
-def refuse_another_run(folder: RunFolder, request: Request) -> None:
+def refuse_another_run(folder: RunFolder, request: TrainRequest) -> None:
     """Refuse a folder with another run before any work is done, as `train` does."""
     if folder.exists() and request.resume is None and not request.overwrite:
         folder.require_free(None, resume=False, overwrite=False)

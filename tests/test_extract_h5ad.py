@@ -11,7 +11,7 @@ import torch
 from alphastomics.config import Config
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.extract.folder import embedding
 from alphastomics.extract.h5ad import batch_of, moments_of, source_of, standardised
 from alphastomics.generation.cells import read_h5ad
@@ -30,7 +30,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(data: Path, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    train(tiny_config(data, folder, training={"max_epochs": 1}), Request())
+    train(tiny_config(data, folder, training={"max_epochs": 1}), TrainRequest())
     return RunFolder(folder / "alphastomics").last
 
 

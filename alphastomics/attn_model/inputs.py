@@ -13,11 +13,11 @@ from torch import Tensor
 
 from alphastomics.errors import InputError
 
-Kind = Literal["float", "bool"]
+DtypeKind = Literal["float", "bool"]
 
 
 def require_tensor(
-    name: str, value: Tensor, shape: Sequence[int | str], *, kind: Kind, device: torch.device
+    name: str, value: Tensor, shape: Sequence[int | str], *, kind: DtypeKind, device: torch.device
 ) -> None:
     """Refuse a tensor of another rank, size, dtype or device than the network expects.
 

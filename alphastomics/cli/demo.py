@@ -29,11 +29,11 @@ def settings_of(folder: Path, seed: int) -> Config:
 
 def run_demo(folder: Path, seed: int) -> str:
     """Simulate, preprocess, train, sample in three modes, score, report; say where things are."""
-    from alphastomics.diffusion_model.train import Request
+    from alphastomics.diffusion_model.train import TrainRequest
     from alphastomics.fit import fit
     from alphastomics.generation.commands import sample, test
     from alphastomics.preprocessing.commands import preprocess
-    from alphastomics.report.commands import Request as ReportRequest
+    from alphastomics.report.commands import ReportRequest
     from alphastomics.report.commands import only_scores, write_report
 
     config = settings_of(folder, seed)
@@ -51,7 +51,7 @@ def run_demo(folder: Path, seed: int) -> str:
     )
     logger.info("demo 3/6: train")
     # A demo that was interrupted goes on where it stopped.
-    trained = fit(config, Request(resume="last"))
+    trained = fit(config, TrainRequest(resume="last"))
     checkpoint = Path(trained["best_checkpoint"])
     for mode in TASKS:
         logger.info("demo 4/6: sample %s", mode)

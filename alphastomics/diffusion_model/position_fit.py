@@ -20,7 +20,7 @@ from alphastomics.diffusion_model.slice_preparation import smoothed_slice
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.preprocessing.memory import MemorySource
-from alphastomics.preprocessing.shard_reader import CellTable, joined
+from alphastomics.preprocessing.shard_reader import CellTable, joined_tables
 
 # Cells of a step of each network.
 BATCH = 256
@@ -29,7 +29,7 @@ LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.03, 0.1
 MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000
 
 
-class Cells(NamedTuple):
+class RegressionCells(NamedTuple):
     """What is fitted: expression (N, G) and smoothed expression (N, F) to positions (N, 3)."""
 
     expression: Tensor
@@ -59,7 +59,7 @@ def fit_position_head(
     scale = float(module.position_scale)
     target = targets(table, module.slice_rotation.cpu(), scale, mixed=mixed)
     updates = config.training.position_head_updates
-    cells = Cells(*(values.to(device) for values in (*tensors, target)))
+    cells = RegressionCells(*(values.to(device) for values in (*tensors, target)))
     head.to(device)
     with track("position head", 2 * updates, "updates") as advance:
         for number, ensemble in enumerate((head.own, head.smoothed)):
@@ -85,7 +85,7 @@ def cells_to_fit(loader: BatchLoader, config: Config, seed: int) -> CellTable:
     else:
         pieces = loader.reader.pieces
         step = max(sum(map(len, pieces)) // most, 1)
-        table = joined([loader.reader.read(piece) for piece in pieces[::step]])
+        table = joined_tables([loader.reader.read(piece) for piece in pieces[::step]])
     if len(table) <= most:
         return table
     return table.take(np.sort(np.random.default_rng(seed).permutation(len(table))[:most]))
@@ -107,7 +107,9 @@ def targets(
     return (torch.einsum("nij,nj->ni", rotation[number], position) / scale).float()
 
 
-def fit_ensemble(ensemble: Ensemble, cells: Cells, updates: int, advance: Advance) -> None:
+def fit_ensemble(
+    ensemble: Ensemble, cells: RegressionCells, updates: int, advance: Advance
+) -> None:
     """Fit each network to cells of its own choice, by least squares."""
     ensemble.train().requires_grad_(requires_grad=True)
     optimizer = torch.optim.AdamW(

@@ -15,7 +15,7 @@ from alphastomics.diffusion_model.registration import SliceCells, register_slice
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import Smooth
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.preprocessing.shard_reader import ShardReader, joined
+from alphastomics.preprocessing.shard_reader import ShardReader, joined_tables
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
     """Read some cells of every slice: all row groups, or as many as hold `most` cells."""
     pieces = reader.pieces
     step = max(sum(map(len, pieces)) // most, 1)
-    table = joined([reader.read(piece) for piece in pieces[::step]])
+    table = joined_tables([reader.read(piece) for piece in pieces[::step]])
     expression = reader.dense(table)
     return {
         number: SliceCells(expression[rows], table.position[rows])

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 RESTORE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
-class Request(NamedTuple):
+class TrainRequest(NamedTuple):
     """What a caller asks for beside the settings."""
 
     resume: str | None = None
@@ -128,7 +128,7 @@ def check_data(config: Config, metadata: Metadata) -> None:
         )
 
 
-def resume_path(request: Request, folder: RunFolder) -> Path | None:
+def resume_path(request: TrainRequest, folder: RunFolder) -> Path | None:
     """Return the checkpoint to go on from; `last` in a folder without one starts anew."""
     if request.resume is None:
         return None
@@ -254,7 +254,7 @@ def make_loaders(
 
 def train(
     config: Config,
-    request: Request,
+    request: TrainRequest,
     *,
     holdout: Holdout | None = None,
     has_validation: bool = True,

@@ -26,7 +26,7 @@ from alphastomics.diffusion_model.randomness import seed_everything, stream_seed
 from alphastomics.errors import InputError
 from alphastomics.extract.files import write_obsm
 from alphastomics.extract.folder import (
-    Request,
+    ExtractRequest,
     embedding,
     require_finite_rows,
     require_target,
@@ -89,7 +89,7 @@ class Source(NamedTuple):
             yield start, min(start + ROWS_AT_A_TIME, len(self.slice_id))
 
 
-def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
+def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     """Write a copy of the file with an embedding per cell; return a summary."""
     path = request.input_data
     assert path is not None

@@ -42,7 +42,7 @@ LICENCE_FIELDS = ("license", "license_name", "license_link")
 NO_LICENCE = {"license": "other", "license_name": "unknown"}
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, SERVER_ERROR = 401, 403, 404, 500
 
-Kind = Literal["dataset", "model"]
+RepoKind = Literal["dataset", "model"]
 Licence = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ class Connection:
 
     def publish(
         self,
-        kind: Kind,
+        kind: RepoKind,
         files: Mapping[str, Path],
         card: Callable[[Licence], str],
         *,
@@ -277,7 +277,7 @@ def licence_of(known: Any) -> Licence:
     return stated if "license" in stated else dict(NO_LICENCE)
 
 
-def licence_note(licence: Licence, kind: Kind) -> str:
+def licence_note(licence: Licence, kind: RepoKind) -> str:
     """Say in the card under which terms its content may be used."""
     if licence == NO_LICENCE:
         return (

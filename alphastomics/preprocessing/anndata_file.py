@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_file
 
-Kind = Literal["csr", "csc", "dense"]
+MatrixKind = Literal["csr", "csc", "dense"]
 
 # What h5py, zarr and numpy raise on damaged content; each is the file's fault here.
 READ_ERRORS = (
@@ -217,7 +217,7 @@ class Expression:
             self.kind = self._kind()
             self.filled = self._check_structure()
 
-    def _kind(self) -> Kind:
+    def _kind(self) -> MatrixKind:
         if not is_group(self.element):
             if len(self.element.shape) != 2 or self.element.dtype.kind not in "biuf":
                 raise InputError(

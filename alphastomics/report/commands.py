@@ -42,7 +42,7 @@ NO_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ReportRequest:
     """What to report on.
 
     Attributes
@@ -69,7 +69,7 @@ def report(
     *,
     run: Path,
     checkpoint: Path | None,
-    request: Request,
+    request: ReportRequest,
     output: Path | None,
     overwrite: bool,
 ) -> Path:
@@ -81,7 +81,7 @@ def report(
     return write_report(config, checkpoint=chosen, request=request, target=target)
 
 
-def write_report(config: Config, *, checkpoint: Path, request: Request, target: Path) -> Path:
+def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, target: Path) -> Path:
     """Generate, score where nobody has, and write the page."""
     module, genes = load_for_use(checkpoint)
     require_genes(request.genes, genes)
@@ -140,7 +140,7 @@ def report_of_test(
 ) -> Path:
     """Write the report beside the scores that `test` has just written."""
     target = page_beside(Path(scored["output"]))
-    request = Request(input_data, split, scores=only_scores(scored))
+    request = ReportRequest(input_data, split, scores=only_scores(scored))
     return write_report(config, checkpoint=checkpoint, request=request, target=target)
 
 
@@ -182,7 +182,7 @@ def facts_of(
     cells: InputCells,
     config: Config,
     checkpoint: Path,
-    request: Request,
+    request: ReportRequest,
 ) -> list[tuple[str, str]]:
     """Say what was looked at, for the head of the page."""
     layer, size, sampling = module.config.layer, module.config.model, config.sampling

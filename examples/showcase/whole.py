@@ -14,7 +14,7 @@ from alphastomics.config import Config, Mode
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import DiffusionSampler
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.evaluation.baselines import shuffled
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.ranks import distance_spearman
@@ -41,7 +41,7 @@ def short_training(stage: Stage, folder: Path) -> tuple[list[Check], Path]:
     """Train from the beginning to the end; return the checks and the best checkpoint."""
     logging = stage.config.logging.model_copy(update={"save_dir": str(folder), "exp_name": "run"})
     config = stage.config.model_copy(update={"logging": logging})
-    summary = train(config, Request(overwrite=True))
+    summary = train(config, TrainRequest(overwrite=True))
     values = logged(Path(summary["run"]) / "metrics.csv")
     first, last = values["val/loss"][0], values["val/loss"][-1]
     asked = config.training.max_epochs
