@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from alphastomics.config import Config
-from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_values
+from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.strategy import choose_devices
@@ -65,7 +65,7 @@ def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
     judged = held_out_run(plan, metadata, request, folder)
     if plan.refit:
         epochs = judged["epochs"]
-        final = with_values(plan.config, {"training.max_epochs": epochs})
+        final = with_settings(plan.config, {"training.max_epochs": epochs})
         logger.info("training on everything for %d epochs", epochs)
         summary = train(final, request, has_validation=False)
     else:
@@ -101,7 +101,7 @@ def make_plan(
     before = dict(set_values(parse_document(read_document(begun), str(begun))))
     own = {choice.key: before[choice.key] for choice in plan.choices if choice.key in before}
     return TrainingPlan(
-        with_values(plan.config, own),
+        with_settings(plan.config, own),
         tuple(choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices),
         plan.holdout,
         plan.refit,
@@ -142,7 +142,7 @@ def held_out_run(
     assert plan.holdout is not None
     if plan.refit:
         names = {"logging.save_dir": str(folder.path), "logging.exp_name": HOLDOUT_RUN}
-        config, path = with_values(plan.config, names), folder.path / HOLDOUT_RUN
+        config, path = with_settings(plan.config, names), folder.path / HOLDOUT_RUN
     else:
         config, path = plan.config, folder.path
     done = path / "judged.json"

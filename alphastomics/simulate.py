@@ -32,7 +32,7 @@ from alphastomics import __version__
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
 from alphastomics.io.files import PARTIAL_SUFFIX, is_partial, output_folder, write_text
-from alphastomics.io.h5ad import write_h5ad
+from alphastomics.io.h5ad import write_anndata
 from alphastomics.io.progress import track
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def write_tissue(
         for index, path in enumerate(paths):
             if not path.exists():
                 data = first if index == 0 else simulate_slice(settings, seed, index)
-                write_h5ad(path, data, compression="gzip")
+                write_anndata(path, data, compression="gzip")
             advance(settings.cells)
     return paths
 

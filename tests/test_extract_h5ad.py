@@ -13,7 +13,7 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.extract.folder import embedding
-from alphastomics.extract.h5ad import batch_of, moments_of, source_of, standardised
+from alphastomics.extract.h5ad import batch_of_set, moments_of, source_of, standardised
 from alphastomics.generation.cells import read_h5ad
 from alphastomics.main import main
 from tests.diffusion_model.conftest import tiny_config
@@ -63,7 +63,7 @@ def expected(checkpoint: Path, path: Path, mode: str, slice_number: int) -> np.n
     module, genes = load_module(checkpoint)
     cells = read_h5ad(path, genes, module.normalization, Config())
     rows = cells.rows_of(slice_number)
-    batch = batch_of(cells.expression[rows], cells.position[rows], cells.measured[slice_number])
+    batch = batch_of_set(cells.expression[rows], cells.position[rows], cells.measured[slice_number])
     return embedding(module, batch, mode)[0].numpy()
 
 

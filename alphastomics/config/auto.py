@@ -177,7 +177,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         "some ten validations in a run",
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
-    resolved = with_values(config, {key: choice.value for key, choice in chosen.items()})
+    resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
     whole = (updates * seconds + head_updates * head_seconds) * (1 + refit)
     if holdout is not None:
         whole += _seconds_of_verdict(cells, metadata.num_genes, device)
@@ -358,7 +358,7 @@ def _from_values(values: dict[str, Any]) -> Config:
     return Config.model_validate(document)
 
 
-def with_values(config: Config, values: dict[str, Any]) -> Config:
+def with_settings(config: Config, values: dict[str, Any]) -> Config:
     """Return the settings with some values, by key."""
     for key, value in values.items():
         sections: list[Any] = [config]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from alphastomics.config import LossConfig, MaskingConfig
 from alphastomics.diffusion_model.distance import distance_loss
-from alphastomics.geometry import aligned, centered
+from alphastomics.geometry import aligned_sets, centered
 
 
 class LossTerms(NamedTuple):
@@ -78,7 +78,7 @@ def aligned_loss(
     The rotation is the best one, so that its own derivative adds nothing to the gradient. Sets with
     `frame_known` are not rotated: their noisy positions define the frame.
     """
-    target = aligned(true, predicted, node_mask, reflection=reflection)
+    target = aligned_sets(true, predicted, node_mask, reflection=reflection)
     if frame_known is not None:
         target = torch.where(frame_known[:, None, None], centered(true, node_mask), target)
     error = (centered(predicted, node_mask) - target).square().sum(-1)
@@ -194,7 +194,9 @@ class DualModalLoss(nn.Module):
         if entries.hidden_position is not None:
             # In the prediction's frame: the loss must not ask for a frame that noise has erased.
             real = entries.node_mask
-            target = aligned(true.position, predicted.position, real, reflection=self.reflection)
+            target = aligned_sets(
+                true.position, predicted.position, real, reflection=self.reflection
+            )
             error = squared_error(centered(predicted.position, real), target)
             term = term + mean_over(error, entries.hidden_position & real[..., None])
         return term

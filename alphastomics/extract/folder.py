@@ -82,7 +82,7 @@ def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
     seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch_size = config.training.batch_size if "batch_size" in request.given else None
-    loaders = make_loaders(module.config, metadata, config, batch_size, device)
+    loaders = make_split_loaders(module.config, metadata, config, batch_size, device)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         unordered, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
         mode = config.extract.mode
@@ -99,10 +99,10 @@ def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
         with replacing(output) as partial:
             WRITERS[output.suffix](partial, stored(ordered, shape), content)
     shown = loaders[0].shape.set_size, loaders[0].draw.kind
-    return summary(output, mode, shape, *shown)
+    return extract_summary(output, mode, shape, *shown)
 
 
-def summary(
+def extract_summary(
     output: Path, mode: ExtractMode, shape: tuple[int, ...], set_size: int, set_draw: str
 ) -> dict[str, Any]:
     """Say what was written."""
@@ -163,7 +163,7 @@ def cells_to_embed(metadata: Metadata, limit: int | None, where: str) -> list[in
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def make_loaders(
+def make_split_loaders(
     trained: Config,
     metadata: Metadata,
     config: Config,

@@ -286,10 +286,10 @@ def licence_note(licence: Licence, kind: RepoKind) -> str:
             "keeps it."
         )
     named = licence.get("license_name") or licence["license"]
-    return f"**Licence:** {plain(str(named))}"
+    return f"**Licence:** {plain_markdown(str(named))}"
 
 
-def plain(text: str) -> str:
+def plain_markdown(text: str) -> str:
     """Make a name from the data harmless in Markdown: every letter stands for itself."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     short = " ".join(printable.split())
@@ -309,4 +309,4 @@ def listed(names: list[str], shown: int, where: str) -> str:
         return "None given."
     more = len(names) - shown
     tail = f", … and {more:,} more in `{where}`" if more > 0 else ""
-    return f"{len(names):,}: {', '.join(map(plain, names[:shown]))}{tail}."
+    return f"{len(names):,}: {', '.join(map(plain_markdown, names[:shown]))}{tail}."

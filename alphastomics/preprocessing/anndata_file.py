@@ -284,7 +284,7 @@ class Expression:
         return self.rows(0, self.cells)
 
     def _finite(self, values: csr_array, start: int) -> csr_array:
-        require_finite(self.path, values, start)
+        require_finite_values(self.path, values, start)
         values.sum_duplicates()
         values.eliminate_zeros()
         return values
@@ -296,7 +296,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32, copy=False)
 
 
-def require_finite(path: Path, values: csr_array, first_row: int) -> None:
+def require_finite_values(path: Path, values: csr_array, first_row: int) -> None:
     """Refuse NaN and infinity in X, with the first cell that has one."""
     bad = np.flatnonzero(~np.isfinite(values.data))
     if len(bad):

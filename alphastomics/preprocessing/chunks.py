@@ -27,8 +27,8 @@ from alphastomics.preprocessing.inspection import (
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
 from alphastomics.preprocessing.parts import SparseCellTable, to_batch, write_arrays, write_part
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
-from alphastomics.preprocessing.row_arrays import Compact, packed
-from alphastomics.preprocessing.transpose import read_rows
+from alphastomics.preprocessing.row_arrays import Compact, packed_moments
+from alphastomics.preprocessing.transpose import read_chunk_rows
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
 def _read_counts(task: ChunkTask, root: Any) -> csr_array:
     size = task.stop - task.start
     if task.transposed is not None:
-        return read_rows(task.transposed, size, len(task.inspection.genes))
+        return read_chunk_rows(task.transposed, size, len(task.inspection.genes))
     expression = Expression(
         task.inspection.path, root, task.inspection.cells, len(task.inspection.genes)
     )
@@ -179,4 +179,4 @@ def _moments(cells: SparseCellTable, runs: list[tuple[int, int, int]]) -> dict[s
     """Gather the moments of every slice's genes in a part."""
     edges = np.cumsum([0, *(size for _, _, size in runs)])
     parts = (cells.values[start:stop] for start, stop in pairwise(edges))
-    return packed([Compact.of(moments_of_sparse(part)) for part in parts])
+    return packed_moments([Compact.of(moments_of_sparse(part)) for part in parts])

@@ -143,7 +143,7 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def columns_of(path: Path) -> list[str]:
+def obs_column_names(path: Path) -> list[str]:
     """List the columns of obs."""
     with opened(path) as root:
         return sorted(Frame(path, root, "obs").columns)

@@ -27,7 +27,7 @@ MOST_OPEN_PARTS = 64
 WORK_BYTES = 16 << 20  # what a chunk of cells takes, counted once; a few copies are alive
 SHORTEST_RUN_BYTES = 64 << 10  # what is worth a read of its own in the shuffle
 
-# One value per cell: the fields of `SparseCellTable`, and the columns of parts and shards, in this order.
+# One value per cell: fields of `SparseCellTable`, and columns of parts and shards, in this order.
 CELL_COLUMNS = {
     "cell_type": pa.int32(),
     "slice_id": pa.int32(),

@@ -22,7 +22,7 @@ from alphastomics.preprocessing.normalize import (
     Moments,
     densified,
     moments_of_dense,
-    standardized,
+    standardized_entries,
 )
 from alphastomics.preprocessing.parts import (
     SortedParts,
@@ -165,7 +165,9 @@ def _standardized(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
     for (number, _, _), start, stop in zip(task.part.runs, edges[:-1], edges[1:], strict=True):
         first, last = values.indptr[start], values.indptr[stop]
         run = values[start:stop]
-        data[first:last] = standardized(run, np.array(mean[number]), np.array(std[number])).data
+        data[first:last] = standardized_entries(
+            run, np.array(mean[number]), np.array(std[number])
+        ).data
     values.data = data
     return cells
 

@@ -95,7 +95,7 @@ def run(
     begun = resume.load_marker(shuffle / resume.REQUEST_FILE)
     is_finished = (output_dir / METADATA_FILE).is_file()
     if begun is not None and not is_finished and not overwrite:
-        resume.require_same(begun, whole_request, output_dir)
+        resume.require_same_request(begun, whole_request, output_dir)
     require_ours(output_dir)
     old = _old_files(output_dir, shuffle)
     if begun != whole_request:

@@ -24,7 +24,7 @@ from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, write_text
-from alphastomics.report.collect import collect, read_curves
+from alphastomics.report.collect import collect_findings, read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
@@ -100,7 +100,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
         what = scored_cells(request.input_data, request.split)
         scores = evaluate(module, cells, known, settings, seed, what=what)
     folder = run_of(checkpoint)
-    findings = collect(
+    findings = collect_findings(
         module,
         genes,
         cells,

@@ -132,7 +132,7 @@ def gene_levels(
     return levels
 
 
-def calibration(
+def calibration_curve(
     error: Float[np.ndarray, " N"],
     std: Float[np.ndarray, " N"],
     dims: int,
@@ -301,7 +301,7 @@ def predicted_position_data(
     std = predicted.std
     compared = None
     if std is not None:
-        compared = calibration(predicted.error, std, cells.dims, cells.slice_id)
+        compared = calibration_curve(predicted.error, std, cells.dims, cells.slice_id)
     return {
         "position": packed_positions(predicted.position[rows]),
         "error": spanned(predicted.error[rows]),
