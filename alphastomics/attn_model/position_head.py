@@ -182,7 +182,7 @@ class PositionHead(nn.Module):
         scaled = off.square() * (count * cells / (count + cells))[:, None, None]
         return (scaled.flatten(1).median(1).values < MATCHED).any()
 
-    def remember(self, slices: Sequence[Float[Tensor, "N G"]]) -> None:
+    def remember(self, slices: Sequence[Float[Tensor, "_ G"]]) -> None:
         """Note what the genes of the largest training slices look like."""
         largest = sorted(slices, key=len, reverse=True)[:REFERENCES]
         for number, expression in enumerate(largest):
