@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from alphastomics.config import Config
-from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_values
+from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.strategy import choose_devices
-from alphastomics.diffusion_model.train import Request, check_data, train
+from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
@@ -45,7 +45,7 @@ TOO_FEW = "too few cells were held out to judge the model: test it on cells with
 CUT_SHARE = 0.7
 
 
-def fit(config: Config, request: Request) -> dict[str, Any]:
+def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
     """Plan a run, make it, and judge it; return its summary, empty on all ranks but the first."""
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
@@ -65,7 +65,7 @@ def fit(config: Config, request: Request) -> dict[str, Any]:
     judged = held_out_run(plan, metadata, request, folder)
     if plan.refit:
         epochs = judged["epochs"]
-        final = with_values(plan.config, {"training.max_epochs": epochs})
+        final = with_settings(plan.config, {"training.max_epochs": epochs})
         planned = plan.config.training.max_epochs
         why = f": of {planned} planned, more were no better on held-out cells"
         logger.info(
@@ -105,7 +105,7 @@ def make_plan(
     before = dict(set_values(parse_document(read_document(begun), str(begun))))
     own = {choice.key: before[choice.key] for choice in plan.choices if choice.key in before}
     return TrainingPlan(
-        with_values(plan.config, own),
+        with_settings(plan.config, own),
         tuple(choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices),
         plan.holdout,
         plan.refit,
@@ -140,13 +140,13 @@ def described(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def held_out_run(
-    plan: TrainingPlan, metadata: Metadata, request: Request, folder: RunFolder
+    plan: TrainingPlan, metadata: Metadata, request: TrainRequest, folder: RunFolder
 ) -> dict[str, Any]:
     """Train without what is held out, and judge the model by it, or read what was found before."""
     assert plan.holdout is not None
     if plan.refit:
         names = {"logging.save_dir": str(folder.path), "logging.exp_name": HOLDOUT_RUN}
-        config, path = with_values(plan.config, names), folder.path / HOLDOUT_RUN
+        config, path = with_settings(plan.config, names), folder.path / HOLDOUT_RUN
     else:
         config, path = plan.config, folder.path
     done = path / "judged.json"
@@ -180,7 +180,7 @@ def read_judged(path: Path) -> dict[str, Any]:
     return record
 
 
-def refuse_another_run(folder: RunFolder, request: Request) -> None:
+def refuse_another_run(folder: RunFolder, request: TrainRequest) -> None:
     """Refuse a folder with another run before any work is done, as `train` does."""
     if folder.exists() and request.resume is None and not request.overwrite:
         folder.require_free(None, resume=False, overwrite=False)

@@ -40,7 +40,7 @@ def best_rotation(
 
 
 @torch.no_grad()
-def aligned(
+def aligned_sets(
     source: Float[Tensor, "B N 3"],
     target: Float[Tensor, "B N 3"],
     node_mask: Bool[Tensor, "B N"],

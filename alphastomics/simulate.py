@@ -32,7 +32,7 @@ from alphastomics import __version__
 from alphastomics.config import SimulationConfig
 from alphastomics.errors import InputError
 from alphastomics.io.files import PARTIAL_SUFFIX, is_partial, output_folder, write_text
-from alphastomics.io.h5ad import write_h5ad
+from alphastomics.io.h5ad import write_anndata
 from alphastomics.io.progress import track
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ VOLUME_KEY, POSE_KEY, COUNT_KEY, PANEL_KEY = 0, 1, 2, 3  # streams of the seed
 
 
 @dataclass(frozen=True)
-class Panel:
+class GenePanel:
     """The genes: what each of them measures."""
 
     names: list[str]
@@ -115,7 +115,7 @@ def is_tissue(volume_um: Float[ndarray, "N 3"]) -> Bool[ndarray, " N"]:
     return ((unit**2).sum(1) <= 1) & ~in_cavity
 
 
-def make_panel(num_genes: int, rng: Generator) -> Panel:
+def make_panel(num_genes: int, rng: Generator) -> GenePanel:
     """Draw the genes of the tissue."""
     types = type_names()
     num_markers = round(MARKER_SHARE * num_genes)
@@ -130,7 +130,7 @@ def make_panel(num_genes: int, rng: Generator) -> Panel:
     is_field = np.array([word == "field" for word in role])
     is_housekeeping = np.array([word == "housekeeping" for word in role])
     width = len(str(num_genes))
-    return Panel(
+    return GenePanel(
         names=[f"{word[:3].title()}{number + 1:0{width}d}" for number, word in enumerate(role)],
         role=role,
         marker_of=[types[k] for k in owner] + [""] * (num_genes - num_markers),
@@ -212,7 +212,7 @@ def sample_types(unit: Float[ndarray, "N 3"], rng: Generator) -> Int[ndarray, " 
 
 
 def log_mean(
-    panel: Panel, unit: Float[ndarray, "N 3"], cell_type: Int[ndarray, " N"]
+    panel: GenePanel, unit: Float[ndarray, "N 3"], cell_type: Int[ndarray, " N"]
 ) -> Float[ndarray, "N G"]:
     """Log of the expected counts, before the effects of slice and depth."""
     # One wave at a time keeps the memory at one N x G matrix.
@@ -224,7 +224,7 @@ def log_mean(
 
 
 def sample_counts(
-    panel: Panel, log_mu: Float[ndarray, "N G"], rng: Generator
+    panel: GenePanel, log_mu: Float[ndarray, "N G"], rng: Generator
 ) -> Float[ndarray, "N G"]:
     """Negative-binomial counts with dropout."""
     mu = np.exp(log_mu)
@@ -235,7 +235,7 @@ def sample_counts(
 
 
 def count_matrix(
-    panel: Panel,
+    panel: GenePanel,
     unit: Float[ndarray, "N 3"],
     cell_type: Int[ndarray, " N"],
     depth_std: float,
@@ -338,7 +338,7 @@ def write_tissue(
         for index, path in enumerate(paths):
             if not path.exists():
                 data = first if index == 0 else simulate_slice(settings, seed, index)
-                write_h5ad(path, data, compression="gzip")
+                write_anndata(path, data, compression="gzip")
             advance(settings.cells)
     return paths
 

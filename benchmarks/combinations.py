@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, combination: tuple[str, ...]) -> dict[str
             **ATTENTION[attention],
             "use_moe": feed_forward == "MoE",
         }
-        summary = training.train(parse_document(settings, "benchmark"), training.Request())
+        summary = training.train(parse_document(settings, "benchmark"), training.TrainRequest())
         values = last_values(Path(summary["run"]) / "metrics.csv")
     return {
         "mode": mode,

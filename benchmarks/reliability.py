@@ -127,11 +127,11 @@ import json, shutil, sys
 from pathlib import Path
 from alphastomics.diffusion_model import checkpoint
 folder = Path(sys.argv[1])
-card = json.loads((folder / "config.json").read_text())
-card["config"]["model"].update({HOSTILE_NETWORK})
-if card.pop(checkpoint.SEAL_KEY, None):
-    card[checkpoint.SEAL_KEY] = checkpoint.digest(card)
-(folder / "config.json").write_text(json.dumps(card))
+metadata = json.loads((folder / "config.json").read_text())
+metadata["config"]["model"].update({HOSTILE_NETWORK})
+if metadata.pop(checkpoint.CHECKSUM_KEY, None):
+    metadata[checkpoint.CHECKSUM_KEY] = checkpoint.digest(metadata)
+(folder / "config.json").write_text(json.dumps(metadata))
 try:
     checkpoint.load_module(folder)
 except Exception as error:

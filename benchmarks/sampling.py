@@ -3,9 +3,9 @@
     python benchmarks/sampling.py --device cuda --cells 4000 16000 65536 262144
 
 The weights are random: the time does not depend on them. `estimate` is one network call from noise;
-`sample` goes down in 20 calls. Smoothing over alike cells is counted where it is on. LUNA's figures
-(G 254, 1000 reverse steps: 13.7 minutes for 4000 cells on 2 CPU cores, 15 s on an H200) were
-measured earlier on the same kinds of machine.
+`sample` goes down in 20 calls. Smoothing over the expression kNN is counted where it is on.
+LUNA's figures (G 254, 1000 reverse steps: 13.7 minutes for 4000 cells on 2 CPU cores, 15 s on an
+H200) were measured earlier on the same kinds of machine.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alphastomics.config import Config
-from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_values
+from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
 from alphastomics.config.file import document_fields, parse_document
 from alphastomics.config.section import is_auto
 from alphastomics.diffusion_model.train import check_data
@@ -241,7 +241,7 @@ def test_updates_are_those_of_the_epochs():
 
 def test_set_values_are_what_was_set_and_with_values_sets_them():
     values = {"training.max_epochs": 3, "data.loading.set_size": None, "model.d_model": 64}
-    config = with_values(parse_document({}, "x"), values)
+    config = with_settings(parse_document({}, "x"), values)
     assert values.items() <= dict(set_values(config)).items()
     assert dict(set_values(parse_document({"model": {"d_model": 64}}, "x"))) == {
         "model.d_model": 64

@@ -14,7 +14,7 @@ import torch
 from alphastomics.config import PreprocessingConfig, SimulationConfig
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.extract.folder import embedding
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
@@ -53,7 +53,7 @@ def checkpoint(data: Path, tmp_path_factory) -> Path:
     """Two epochs; sets are patches of 32 cells of a slice."""
     folder = tmp_path_factory.mktemp("runs")
     loading = {"set_size": 32, "set_draw": "patch"}
-    train(tiny_config(data, folder, data={"loading": loading}), Request())
+    train(tiny_config(data, folder, data={"loading": loading}), TrainRequest())
     return RunFolder(folder / "alphastomics").last
 
 
@@ -64,7 +64,7 @@ def one_set(data: Path, tmp_path_factory) -> Path:
     training = {"max_epochs": 1, "learning_rate": 0.05}
     loading = {"set_draw": "random"}
     config = tiny_config(data, folder, training=training, data={"loading": loading})
-    train(config, Request())
+    train(config, TrainRequest())
     return RunFolder(folder / "alphastomics").last
 
 

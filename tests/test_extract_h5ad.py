@@ -11,9 +11,9 @@ import torch
 from alphastomics.config import Config
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.extract.folder import embedding
-from alphastomics.extract.h5ad import batch_of, moments_of, source_of, standardised
+from alphastomics.extract.h5ad import batch_of_set, moments_of, source_of, standardised
 from alphastomics.generation.cells import read_h5ad
 from alphastomics.main import main
 from tests.diffusion_model.conftest import tiny_config
@@ -30,7 +30,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(data: Path, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    train(tiny_config(data, folder, training={"max_epochs": 1}), Request())
+    train(tiny_config(data, folder, training={"max_epochs": 1}), TrainRequest())
     return RunFolder(folder / "alphastomics").last
 
 
@@ -63,7 +63,7 @@ def expected(checkpoint: Path, path: Path, mode: str, slice_number: int) -> np.n
     module, genes = load_module(checkpoint)
     cells = read_h5ad(path, genes, module.normalization, Config())
     rows = cells.rows_of(slice_number)
-    batch = batch_of(cells.expression[rows], cells.position[rows], cells.measured[slice_number])
+    batch = batch_of_set(cells.expression[rows], cells.position[rows], cells.measured[slice_number])
     return embedding(module, batch, mode)[0].numpy()
 
 

@@ -17,7 +17,7 @@ from alphastomics.errors import InputError
 from alphastomics.io.files import partial_of
 from alphastomics.simulate import (
     DROPOUT,
-    Panel,
+    GenePanel,
     is_tissue,
     sample_counts,
     simulate,
@@ -80,7 +80,7 @@ def test_slabs_of_a_3d_volume_do_not_overlap():
 
 def test_counts_are_negative_binomial_with_the_stated_dropout():
     genes, cells, mu, theta = 3, 200_000, np.array([0.5, 2.0, 8.0]), np.array([1.0, 4.0, 10.0])
-    panel = Panel(
+    panel = GenePanel(
         names=["a", "b", "c"],
         role=["housekeeping"] * 3,
         marker_of=[""] * 3,

@@ -50,7 +50,7 @@ from alphastomics.diffusion_model.hub_model import (
     read_model,
 )
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request
+from alphastomics.diffusion_model.train import TrainRequest
 from alphastomics.errors import InputError
 from alphastomics.fit import fit
 from alphastomics.generation.cells import read_processed
@@ -205,7 +205,7 @@ class AlphaSTomics(TrainedVerbs):
         self.config = self._with_folders(self._asked)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._preprocess(overwrite=overwrite)
-        request = Request("last" if resume else None, overwrite or self._is_own_folder)
+        request = TrainRequest("last" if resume else None, overwrite or self._is_own_folder)
         with (
             log_shown(),
             calling(self._folder / "processed", "adata"),

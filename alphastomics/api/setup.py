@@ -18,7 +18,7 @@ from scipy.sparse import issparse
 
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.io.h5ad import write_h5ad
+from alphastomics.io.h5ad import write_anndata
 from alphastomics.preprocessing.commands import MEASURED_Z
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.inspection import SAMPLE_KEYS, SLICE_KEY
@@ -93,10 +93,10 @@ def check(adata: AnnData, setup: Setup, name: str) -> None:
 
 def positions(adata: AnnData, key: str, name: str) -> np.ndarray:
     """Return the coordinates of an AnnData, checked."""
-    return checked_positions(adata.obsm[key], f"{name}: obsm[{key!r}]")
+    return checked_coordinates(adata.obsm[key], f"{name}: obsm[{key!r}]")
 
 
-def checked_positions(values: Any, where: str) -> np.ndarray:
+def checked_coordinates(values: Any, where: str) -> np.ndarray:
     """Return coordinates as an array (N, 2 or 3) of finite numbers."""
     try:
         position = np.asarray(values, dtype=np.float64)
@@ -185,7 +185,7 @@ def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
         cells = AnnData(rows_of_cells(values), obs=obs, var=var)
         if setup.position_key is not None:
             cells.obsm[POSITION] = np.asarray(adata.obsm[setup.position_key])
-        write_h5ad(path, cells, compression=None)
+        write_anndata(path, cells, compression=None)
 
 
 def rows_of_cells(values: Any) -> Any:

@@ -22,7 +22,7 @@ from alphastomics.api.setup import (
     Setup,
     calling,
     check,
-    checked_positions,
+    checked_coordinates,
     drop_quietly,
     from_plain,
     options_for,
@@ -37,7 +37,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.extract.files import OBSM_KEY, obsm_of
 from alphastomics.extract.folder import stored
-from alphastomics.extract.h5ad import embed_cells
+from alphastomics.extract.h5ad import embed_h5ad_cells
 from alphastomics.generation.cells import (
     LEAST_CELLS,
     Blank,
@@ -137,7 +137,7 @@ class TrainedVerbs:
         """
         if isinstance(cells, AnnData):
             return self._predict(cells, POS_TO_EXPR.name, keywords)[0].expression
-        position = checked_positions(cells, "positions")
+        position = checked_coordinates(cells, "positions")
         require_enough(len(position), "positions")
         genes = self._trained().genes
         blank = replace(
@@ -176,7 +176,7 @@ class TrainedVerbs:
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
         generated = self._generate(blank, JOINT.name, updated(self.config, keywords))
-        cells, generated = as_tissue(blank, generated, planar=self._trained().module.flat)
+        cells, generated = as_tissue(blank, generated, planar=self._trained().module.planar)
         data = new_anndata(cells, genes)
         put_into(data, generated, cells, genes, JOINT.name)
         return data
@@ -208,7 +208,7 @@ class TrainedVerbs:
         set_size = trained.data.loading.set_size or trained.training.batch_size
         with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, mode):
             rows = path.with_name("rows")
-            shape = embed_cells(model.module, model.genes, path, reading, set_size, rows)
+            shape = embed_h5ad_cells(model.module, model.genes, path, reading, set_size, rows)
             embeddings = np.array(stored(rows, shape))
         old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
         drop_quietly(adata, "obsm", old)

@@ -53,7 +53,7 @@ def attention_flops(attention: GatedMultiHeadAttention, set_size: int) -> int:
     """Count the FLOPs of one cell in one attention, projections included.
 
     Softmax: a query meets N keys, then N values. Linear: a key meets a value in each head, and a
-    query meets their sum: two products of K x K a head.
+    query meets their sum: two K x K matrix products a head.
     """
     projections = _matrix_size(attention.in_projection) + _matrix_size(attention.out_projection)
     linear = isinstance(attention, LinearMultiHeadAttention)
@@ -69,7 +69,7 @@ def flops_per_cell(model: Model, set_size: int) -> int:
     """
     trunk = model.trunk
     readers = [trunk.expression_in, trunk.position_in, trunk.expression_out, trunk.position_out]
-    readers += [] if model.alike_in is None else [model.alike_in]
+    readers += [] if model.smoothed_in is None else [model.smoothed_in]
     total = FLOPS_PER_MULTIPLY_ADD * (
         sum(_matrix_size(part) for part in readers) + _matrix_size(model.unseen_share)
     )

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 # across lie about 1/25 apart.
 NUM_OCTAVES = 10
 LONGEST_WAVE = 16.0
-# Inside this distance the direction fades to zero instead of turning at random with rounding.
+# Inside this distance the direction fades to zero instead of changing at random with rounding.
 SMALLEST_DISTANCE = 1e-6
 NUM_COORDINATES = 3
 NUM_FEATURES = NUM_COORDINATES + 1 + NUM_COORDINATES + 2 * NUM_OCTAVES * NUM_COORDINATES
@@ -51,6 +51,6 @@ class PositionEncoding(nn.Module):
     def forward(
         self, offset: Float[Tensor, "B N 3"], seen: Bool[Tensor, "B N 3"]
     ) -> Float[Tensor, "B N D"]:
-        """Embed offsets from the set's centre; hidden coordinates are told from zeros by a flag."""
+        """Embed offsets from the set's centre; a flag marks hidden coordinates."""
         features = torch.cat([position_features(offset), (~seen).to(offset.dtype)], dim=-1)
         return self.outer(F.silu(self.inner(features.to(self.inner.weight.dtype))))

@@ -75,7 +75,7 @@ def overridden(
     gate_type: Gate | None,
     use_qk_norm: bool | None,
 ) -> LayerConfig:
-    """Return the settings with the documented keywords in their place; None leaves a setting."""
+    """Return the settings, overridden by the documented keywords; None leaves a setting."""
     attention = {True: "softmax", False: "linear", None: settings.attention}[use_gated_attention]
     require_setting(
         attention == "softmax" or gate_type in (None, "none"),

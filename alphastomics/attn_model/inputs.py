@@ -13,11 +13,11 @@ from torch import Tensor
 
 from alphastomics.errors import InputError
 
-Kind = Literal["float", "bool"]
+DtypeKind = Literal["float", "bool"]
 
 
 def require_tensor(
-    name: str, value: Tensor, shape: Sequence[int | str], *, kind: Kind, device: torch.device
+    name: str, value: Tensor, shape: Sequence[int | str], *, kind: DtypeKind, device: torch.device
 ) -> None:
     """Refuse a tensor of another rank, size, dtype or device than the network expects.
 
@@ -37,14 +37,14 @@ def require_tensor(
     if not isinstance(value, Tensor):
         raise InputError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
     fits = value.ndim == len(shape) and all(
-        isinstance(want, str) or size == want for size, want in zip(value.shape, shape, strict=True)
+        isinstance(axis, str) or size == axis for size, axis in zip(value.shape, shape, strict=True)
     )
     if not fits:
         raise InputError(f"{name}: expected shape {_written(shape)}, got {_written(value.shape)}")
     right_kind = value.is_floating_point() if kind == "float" else value.dtype == torch.bool
     if not right_kind:
-        wanted = "a floating point dtype" if kind == "float" else "torch.bool"
-        raise InputError(f"{name}: expected {wanted}, got {value.dtype}")
+        expected = "a floating point dtype" if kind == "float" else "torch.bool"
+        raise InputError(f"{name}: expected {expected}, got {value.dtype}")
     if value.device != device:
         raise InputError(
             f"{name}: expected on {device}, got on {value.device}; move the model and its inputs "

@@ -1,7 +1,7 @@
 """The denoiser: noisy cells and their diffusion times enter, a `Prediction` of clean ones leaves.
 
 `Model` adds to the set transformer what the data demands: genes that a slice did not measure,
-features hidden for masked diffusion, and the books of the routers. It knows no noise and no loss.
+features hidden for masked diffusion, and the routers' statistics. It knows no noise and no loss.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from alphastomics.tasks import tasks_of
 
 _SIZE = ModelConfig()
 _SETTINGS = LayerConfig()
-# Small beside standardised expression, yet not zero: hidden is told from zero from the first step.
+# Small beside standardised expression, yet not zero: hidden differs from zero from the first step.
 UNSEEN_STD = 0.1
 
 
@@ -140,6 +140,7 @@ class Model(nn.Module):
             input_dropout=input_dropout,
             settings=settings,
         )
+        # Checkpoints have this name; the code says `smoothed_in`.
         self.alike_in = (
             nn.Sequential(
                 nn.Dropout(smoothing_dropout),
@@ -157,6 +158,11 @@ class Model(nn.Module):
         )
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_STD)
         self.unseen_share = nn.Linear(2, d_model, bias=False)
+
+    @property
+    def smoothed_in(self) -> nn.Sequential | None:
+        """Return what embeds smoothed expression, where it is used."""
+        return self.alike_in
 
     @classmethod
     def from_config(cls, config: Config, num_genes: int | None = None) -> "Model":
@@ -234,7 +240,7 @@ class Model(nn.Module):
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         visible, context = self._hide(expression, gene_mask, expression_hidden)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
-        if self.alike_in is not None:
+        if self.smoothed_in is not None:
             if smoothed is None:
                 smoothed = self.smooth(expression, diffusion_time, node_mask, **masks)
             context = context + self._read_smoothed(smoothed, diffusion_time)
@@ -251,8 +257,8 @@ class Model(nn.Module):
             keep_hidden=output_hidden_states,
         )
         states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
-        placed = position_at_start(output.position, expected, diffusion_time)
-        return Prediction(output.expression, placed, self._auxiliary(output, states))
+        position = position_at_start(output.position, expected, diffusion_time)
+        return Prediction(output.expression, position, self._auxiliary(output, states))
 
     def prepare(
         self,
@@ -263,7 +269,7 @@ class Model(nn.Module):
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
     ) -> dict[str, Tensor]:
         """Compute what follows from given expression alone: it is the same in every call."""
-        if self.alike_in is None:
+        if self.smoothed_in is None:
             return {}
         smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
         if self.position_head is None:
@@ -317,8 +323,8 @@ class Model(nn.Module):
         self, smoothed: Float[Tensor, "B N F"], diffusion_time: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B N D"]:
         """Embed smoothed expression; sets without it get nothing added."""
-        assert self.alike_in is not None
-        return self.alike_in(smoothed) * (diffusion_time[:, :1, None] == 0)
+        assert self.smoothed_in is not None
+        return self.smoothed_in(smoothed) * (diffusion_time[:, :1, None] == 0)
 
     def update_balance_bias(self, counts: Float[Tensor, "L E"]) -> None:
         """Balance every layer's experts after a step; nothing to do unless `moe_balance` is bias.
@@ -345,8 +351,8 @@ class Model(nn.Module):
 
         All weights start at zero, and their norm tells how much the routers listen to time.
         """
-        found = [layer.router_time_modulation for layer in self.trunk.layers]
-        return [modulation for modulation in found if isinstance(modulation, nn.Module)]
+        modulations = [layer.router_time_modulation for layer in self.trunk.layers]
+        return [modulation for modulation in modulations if isinstance(modulation, nn.Module)]
 
     def adaln_parameters(self) -> dict[str, nn.Parameter]:
         """Name the weights of AdaLN: those by which time acts on layers, not on routers."""

@@ -44,7 +44,7 @@ def nearest_cells(points: Float[Tensor, "*B N C"], count: int) -> Int[Tensor, "*
     return torch.cat(nearest, dim=-2)
 
 
-def mean_over(
+def neighbour_mean(
     values: Float[Tensor, "*B N G"], cells: Int[Tensor, "*B N K"]
 ) -> Float[Tensor, "*B N G"]:
     """Mean over each cell's listed cells; neighbour by neighbour, so that no (N, K, G) is held."""
@@ -74,7 +74,7 @@ def smoothed_set(
     count = min(neighbours, max(size // CELLS_PER_NEIGHBOUR, LEAST_NEIGHBOURS), size)
     for _ in range(rounds):
         cells = nearest_cells(principal_components(values, components), count)
-        values = standardized(mean_over(values, cells))
+        values = standardized(neighbour_mean(values, cells))
         scales.append(values)
     return torch.cat(scales, dim=-1)
 

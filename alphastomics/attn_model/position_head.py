@@ -197,7 +197,7 @@ class PositionHead(nn.Module):
     ) -> Float[Tensor, "B N 3"]:
         """Return the expected position of each cell.
 
-        In training, the networks that hide most speak for all: the others know their training
+        In training, only the networks that hide most are used: the others know their training
         cells too well to say how far an expected position is to be trusted.
         """
         # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.

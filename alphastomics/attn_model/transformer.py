@@ -1,4 +1,4 @@
-"""The set transformer: features, positions and times of cells enter, their denoised selves leave.
+"""The set transformer: features, positions and times of cells enter, denoised cells leave.
 
 Every layer is attention over the set, then a feed-forward or a mixture of experts on each cell,
 both under AdaLN-zero (Peebles & Xie 2023), so that the diffusion time conditions every layer.
@@ -338,10 +338,10 @@ class GatedSelfAttentionModel(nn.Module):
             hidden += [cells] if keep_hidden else []
             gates += [] if output.gate is None else [output.gate.detach()]
             routing += [] if output.routing is None else [output.routing]
-        decoded, placed = self._decode(cells, time, expression, offset)
-        decoded = without_padding(decoded, node_mask)
-        placed = centered(placed, seen_coordinates(position, node_mask, None))
-        return TrunkOutput(decoded, placed, tuple(gates), tuple(routing), tuple(hidden))
+        clean, clean_position = self._decode(cells, time, expression, offset)
+        clean = without_padding(clean, node_mask)
+        clean_position = centered(clean_position, seen_coordinates(position, node_mask, None))
+        return TrunkOutput(clean, clean_position, tuple(gates), tuple(routing), tuple(hidden))
 
     def _embed(
         self,
@@ -390,5 +390,5 @@ class GatedSelfAttentionModel(nn.Module):
         decoded = decoded + self.gene_curve(expression, time)
         # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
         with torch.autocast(cells.device.type, enabled=False):
-            placed = self.position_out(cells.to(dtype)) + share[..., 1:] * offset.to(dtype)
-        return decoded, placed
+            position = self.position_out(cells.to(dtype)) + share[..., 1:] * offset.to(dtype)
+        return decoded, position

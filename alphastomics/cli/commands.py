@@ -65,7 +65,7 @@ def stage2(call: Call) -> str:
 
 def train(call: Call) -> str | None:
     """Train a model; print a summary of the run, on the first rank."""
-    from alphastomics.diffusion_model.train import Request
+    from alphastomics.diffusion_model.train import TrainRequest
     from alphastomics.fit import PLAN_FILE, fit
 
     arguments = call.arguments
@@ -75,7 +75,7 @@ def train(call: Call) -> str | None:
         require_testable(call.config.data.processed_data_dir)
     for words in unused_by_train(call):
         logger.warning("%s", words)
-    request = Request(arguments.resume, arguments.overwrite, arguments.profile)
+    request = TrainRequest(arguments.resume, arguments.overwrite, arguments.profile)
     summary = fit(call.config, request)
     if not summary:
         return None
@@ -191,11 +191,11 @@ def require_free_outputs(arguments: Any) -> None:
 def report(call: Call) -> str:
     """Write the report of a run; print where it is."""
     from alphastomics.generation.notices import score_notices
-    from alphastomics.report.commands import DEFAULT_UNIT, Request, read_scores
+    from alphastomics.report.commands import DEFAULT_UNIT, ReportRequest, read_scores
     from alphastomics.report.commands import report as run_report
 
     arguments = call.arguments
-    request = Request(
+    request = ReportRequest(
         arguments.input_data or Path(call.config.data.processed_data_dir),
         arguments.split or DEFAULT_SPLIT,
         arguments.genes or (),
@@ -237,12 +237,14 @@ def upload(call: Call) -> str:
 
 def extract(call: Call) -> str:
     """Write an embedding per cell; print a summary."""
-    from alphastomics.extract.folder import Request
+    from alphastomics.extract.folder import ExtractRequest
     from alphastomics.extract.folder import extract as run_extract
     from alphastomics.extract.h5ad import extract_h5ad
 
     arguments = call.arguments
-    request = Request(arguments.checkpoint, call.given, arguments.overwrite, arguments.input_data)
+    request = ExtractRequest(
+        arguments.checkpoint, call.given, arguments.overwrite, arguments.input_data
+    )
     run = run_extract if request.input_data is None else extract_h5ad
     return json.dumps(run(call.config, request), indent=2)
 

@@ -29,12 +29,11 @@ def settings_of(folder: Path, seed: int) -> Config:
 
 def run_demo(folder: Path, seed: int) -> str:
     """Simulate, preprocess, train, sample in three modes, score, report; say where things are."""
-    from alphastomics.diffusion_model.train import Request
+    from alphastomics.diffusion_model.train import TrainRequest
     from alphastomics.fit import fit
     from alphastomics.generation.commands import sample, test
     from alphastomics.preprocessing.commands import preprocess
-    from alphastomics.report.commands import Request as ReportRequest
-    from alphastomics.report.commands import only_scores, write_report
+    from alphastomics.report.commands import ReportRequest, only_scores, write_report
 
     config = settings_of(folder, seed)
     logger.info("demo 1/6: simulate %d slices of %d cells", TISSUE.slices, TISSUE.cells)
@@ -51,7 +50,7 @@ def run_demo(folder: Path, seed: int) -> str:
     )
     logger.info("demo 3/6: train")
     # A demo that was interrupted goes on where it stopped.
-    trained = fit(config, Request(resume="last"))
+    trained = fit(config, TrainRequest(resume="last"))
     checkpoint = Path(trained["best_checkpoint"])
     for mode in TASKS:
         logger.info("demo 4/6: sample %s", mode)
@@ -75,10 +74,10 @@ def run_demo(folder: Path, seed: int) -> str:
     logger.info("demo 6/6: report")
     request = ReportRequest(folder / "processed", "test", scores=only_scores(scores))
     write_report(config, checkpoint=checkpoint, request=request, target=folder / "report.html")
-    return summary(folder, checkpoint, scores, trained["verdict"]["sentences"])
+    return demo_summary(folder, checkpoint, scores, trained["verdict"]["sentences"])
 
 
-def summary(folder: Path, checkpoint: Path, scores: dict[str, Any], verdict: list[str]) -> str:
+def demo_summary(folder: Path, checkpoint: Path, scores: dict[str, Any], verdict: list[str]) -> str:
     """Return the verdict, the scores as a table, and where everything is."""
     lines = ["what the training held out says:", *(f"  {line}" for line in verdict), ""]
     for task in TASKS.values():

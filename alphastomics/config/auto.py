@@ -14,7 +14,7 @@ from alphastomics.preprocessing.batch_loader import resolve_set_draw
 from alphastomics.preprocessing.holdout import Holdout, choose_holdout
 from alphastomics.preprocessing.schema import Metadata
 
-# Cells that attend to one another. Larger sets cost more and placed no better.
+# Cells that attend to one another. Larger sets cost more and predict positions no better.
 SET_SIZE = {"cpu": 512, "gpu": 1024}
 SETS_IN_A_BATCH = {"cpu": 2, "gpu": 4}
 # Smaller batches bear a larger one.
@@ -180,7 +180,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         "some ten validations in a run",
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
-    resolved = with_values(config, {key: choice.value for key, choice in chosen.items()})
+    resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
     whole = (updates * seconds + head_updates * head_seconds) * (1 + refit)
     if holdout is not None:
         whole += _seconds_of_verdict(cells, metadata.num_genes, device)
@@ -201,15 +201,16 @@ def _documented(cells: int, metadata: Metadata, device: Device) -> dict[str, Any
 
 def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[Choice]:
     """List what suits all tissue that was looked at, or follows from the frame alone."""
-    framed = metadata.shares_frame
     rounds = 3 if metadata.num_genes <= MANY_GENES else 1
     diffusion = config.diffusion
-    asked = diffusion.model_fields_set
+    fixed = diffusion.model_fields_set
     # Shares that are set leave the others what is left.
-    condition = min(0.75, 1 - diffusion.equal_time_share) if "equal_time_share" in asked else 0.75
-    equal = min(0.15, 1 - diffusion.condition_share) if "condition_share" in asked else 0.15
+    condition = min(0.75, 1 - diffusion.equal_time_share) if "equal_time_share" in fixed else 0.75
+    equal = min(0.15, 1 - diffusion.condition_share) if "condition_share" in fixed else 0.15
     steps = min(20, diffusion.num_timesteps)
-    frame = "slices share a frame" if framed else "slices share no frame: found by expression"
+    frame = "slices share a frame"
+    if not metadata.shares_frame:
+        frame = "slices share no frame: found by expression"
     return [
         Choice("model.dropout", 0.3, "against overfitting to few animals"),
         Choice("model.input_dropout", 0.8, "counts of one cell are noisy"),
@@ -247,9 +248,9 @@ def _batch(
     if set_size is None:
         return batch_size or sum(sizes), batch_size or sum(sizes)
     # Small sets come in greater numbers: a step sees as many cells.
-    wanted = max(SETS_IN_A_BATCH[device.kind], most * SETS_IN_A_BATCH[device.kind] // set_size)
+    target = max(SETS_IN_A_BATCH[device.kind], most * SETS_IN_A_BATCH[device.kind] // set_size)
     # No more sets than the cells would fill: a batch is not to be padding.
-    number = max(min(wanted, _num_sets(sizes, set_size), -(-sum(sizes) // set_size)), 1)
+    number = max(min(target, _num_sets(sizes, set_size), -(-sum(sizes) // set_size)), 1)
     batch = choose("training.batch_size", number * set_size, f"{number} sets in a step")
     return set_size, batch
 
@@ -281,8 +282,8 @@ def _network(config: Config, cells: int, device: Device, choose: Any) -> tuple[i
     _, width, heads, layers = next(row for row in NETWORKS[device.kind] if cells <= row[0])
     reason = f"for {cells:,} cells" if device.kind == "gpu" else "small enough for a CPU"
     given = dict(set_values(config))
-    asked = given.get("model.n_heads", 1)
-    width = choose("model.d_model", -(-width // asked) * asked, reason)
+    divisor = given.get("model.n_heads", 1)
+    width = choose("model.d_model", -(-width // divisor) * divisor, reason)
     fitting = next(n for n in range(min(heads, width), 0, -1) if width % n == 0)
     choose("model.n_heads", fitting, "heads of 32 or more")
     return width, choose("model.n_layers", layers, reason)
@@ -294,7 +295,7 @@ def _seconds_of_update(
     """Estimate the time of an update from the network's arithmetic."""
     set_size, cells = batch
     network = layers * (12 * width**2 + 2 * width * set_size) + 6 * genes * width
-    # Two networks of the head are asked in each step.
+    # Two networks of the head are called in each step.
     weights = network + 2 * (4 * genes * HEAD_WIDTH + HEAD_INNER["normalized"]) / 3
     fixed, rate = SPEED[device.kind]
     cores = device.cores if device.kind == "cpu" else 1
@@ -303,8 +304,8 @@ def _seconds_of_update(
 
 def _head_updates(cells: int, seconds: float, device: Device) -> Choice:
     """Choose how long the position head is fitted."""
-    wanted = HEAD_UPDATES * math.sqrt(max(cells / CELLS_OF_HEAD_UPDATES, 1))
-    updates = round(max(min(HEAD_UPDATES_PER_CELL * cells, wanted), LEAST_HEAD_UPDATES))
+    target = HEAD_UPDATES * math.sqrt(max(cells / CELLS_OF_HEAD_UPDATES, 1))
+    updates = round(max(min(HEAD_UPDATES_PER_CELL * cells, target), LEAST_HEAD_UPDATES))
     most, reason = MOST_HEAD_UPDATES, f"for {cells:,} cells"
     if device.kind == "cpu":
         time = CPU_HEAD_SECONDS + CPU_HEAD_SECONDS_PER_CELL * cells
@@ -333,8 +334,8 @@ def _seconds_of_verdict(cells: int, genes: int, device: Device) -> float:
 
 def _updates(cells: int, seconds: float, device: Device) -> int:
     """Choose the number of updates: more cells deserve more, and a CPU has minutes, not hours."""
-    wanted = UPDATES * math.sqrt(cells / CELLS_OF_UPDATES)
-    updates = round(min(max(wanted, LEAST_UPDATES), MOST_UPDATES))
+    target = UPDATES * math.sqrt(cells / CELLS_OF_UPDATES)
+    updates = round(min(max(target, LEAST_UPDATES), MOST_UPDATES))
     if device.kind == "cpu":
         updates = min(updates, max(round(CPU_SECONDS / seconds), LEAST_UPDATES_CPU))
     return updates
@@ -362,7 +363,7 @@ def _from_values(values: dict[str, Any]) -> Config:
     return Config.model_validate(document)
 
 
-def with_values(config: Config, values: dict[str, Any]) -> Config:
+def with_settings(config: Config, values: dict[str, Any]) -> Config:
     """Return the settings with some values, by key."""
     for key, value in values.items():
         sections: list[Any] = [config]

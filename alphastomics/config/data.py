@@ -114,7 +114,7 @@ class SimulationConfig(Section):
     """The synthetic tissue."""
 
     cells: int = count(2000, "Cells in each slice.")
-    slices: int = Field(4, ge=1, le=MOST_SLICES, description="Slices cut from the body.")
+    slices: int = Field(4, ge=1, le=MOST_SLICES, description="Slices cut from the 3D volume.")
     genes: int = Field(
         200, ge=20, le=LARGEST_COUNT, description="Genes of the whole panel; at least 20."
     )

@@ -125,7 +125,7 @@ def _fields_of(section: type[Section], prefix: str) -> Iterator[tuple[str, Field
 def parse_document(
     document: Mapping[Any, Any], source: str, origins: Mapping[str, str] | None = None
 ) -> Config:
-    """Turn a document into a `Config`, or say which key is wrong.
+    """Parse a document into a `Config`, or say which key is wrong.
 
     Parameters
     ----------
@@ -218,8 +218,8 @@ def _inner_values(leaves: Document, source: str) -> Document:
     return inner
 
 
-def _same(one: object, other: object) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _same(first: object, second: object) -> bool:
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _attention(value: object, source: str) -> str:

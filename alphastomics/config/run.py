@@ -1,4 +1,4 @@
-"""Settings of what a run runs on, what it writes down, and how embeddings are extracted."""
+"""Settings of devices, logging and the extraction of embeddings."""
 
 from typing import Annotated, Literal
 
@@ -24,10 +24,10 @@ class FSDPConfig(Section):
 
 
 class DistributedConfig(Section):
-    """On what a run is spread."""
+    """Devices of a run, and how training is distributed over them."""
 
     strategy: Literal["auto", "ddp", "fsdp", "deepspeed"] = Field(
-        "auto", description="How training is spread; auto is ddp for several devices."
+        "auto", description="Parallel strategy; auto is ddp for several devices."
     )
     num_nodes: int = count(1, "Machines of the run.")
     devices: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(

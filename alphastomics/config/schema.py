@@ -1,7 +1,7 @@
-"""Every setting and its default, typed: the only place where a default is written.
+"""Every setting and its default, typed: no default is written anywhere else.
 
-Plain values enter, a frozen `Config` leaves. The data path's sections stand in `config_data.py`.
-How the documented YAML file and the flags map onto these classes is `config_file.py`'s task.
+Plain values enter, a frozen `Config` leaves. The data path's sections stand in `config/data.py`.
+How the documented YAML file and the flags map onto these classes is the task of `config/file.py`.
 """
 
 from typing import Annotated, Literal
@@ -66,7 +66,7 @@ class SeedConfig(Section):
     """Where randomness starts."""
 
     global_seed: int = Field(
-        42, ge=0, le=2**32 - 1, description="Seed of every random draw in a run."
+        42, ge=0, le=2**32 - 1, description="Seed of all random numbers of a run."
     )
     deterministic: bool = Field(
         False, description="Refuse kernels whose result changes from run to run (slower on a GPU)."
@@ -142,7 +142,7 @@ class LayerConfig(Section):
     use_qk_norm: bool = Field(True, description="RMSNorm on the queries and keys of each head.")
     use_moe: bool = Field(False, description="Mixture of experts in place of the feed-forward.")
     num_experts: int = count(4, "Experts of a layer.")
-    moe_top_k: int = count(2, "Experts that a cell visits; at most num_experts.")
+    moe_top_k: int = count(2, "Experts that a cell is assigned to; at most num_experts.")
     moe_expert_size: Literal["split", "full"] = Field(
         "split", description="Hidden width of an expert: d_ff / num_experts, or the full d_ff."
     )
@@ -164,7 +164,7 @@ class LayerConfig(Section):
 
     @model_validator(mode="after")
     def enough_experts(self) -> "LayerConfig":
-        """Refuse a cell that would have to visit more experts than there are."""
+        """Refuse a cell assigned to more experts than there are."""
         if self.moe_top_k > self.num_experts:
             raise ValueError(
                 f"TransformerLayer_setting.moe_top_k ({self.moe_top_k}) must be at most "

@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 LARGEST_COUNT = 2**53  # the largest range in which every whole number is also exact as a float
 RATIO_ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
-# Marks a field whose value, unless the user sets it, follows from the data (`config_auto.py`).
+# Marks a field whose value, unless the user sets it, follows from the data (`config/auto.py`).
 AUTO: dict[str, Any] = {"auto": True}
 
 

@@ -1,6 +1,6 @@
 """Sizes that a file asks for, checked before memory is: a file enters, or a refusal leaves.
 
-A few bytes can ask for gigabytes: compressed members of a zip, tensors whose strides are 0, lists
+A few bytes can ask for gigabytes: compressed entries of a zip, tensors whose strides are 0, lists
 that hold one another, a config of 400 layers. What is built is never larger than the file it is
 built from.
 """
@@ -45,17 +45,17 @@ def require_bounded_archive(path: Path, kind: str, most_pickled: int) -> int:
         if not zipfile.is_zipfile(path):
             raise InputError(f"{path}: not {kind}, or cut short")
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
+            entries = archive.infolist()
     except InputError:
         raise
     except ZIP_ERRORS as error:
         raise InputError(f"{path}: cannot be read as {kind}: truncated or damaged") from error
-    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-    if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    if not stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
         raise InputError(
             f"{path}: not {kind}: it would unpack to more than its file holds, and was not opened"
         )
-    pickled = sum(m.file_size for m in members if m.filename.endswith("data.pkl"))
+    pickled = sum(entry.file_size for entry in entries if entry.filename.endswith("data.pkl"))
     if pickled > most_pickled:
         raise InputError(
             f"{path}: not {kind}: {pickled:,} bytes of it are no tensors, and were not opened"
@@ -85,15 +85,15 @@ def require_bounded_content(content: Any, num_bytes: int, path: Path) -> None:
 
 def require_fitting(config: Config, num_genes: int, shapes: Shapes, path: Path) -> None:
     """Refuse settings whose network is not the one that the weights are of, before it is built."""
-    entries = sum(prod(shape) for shape in shapes.values())
+    num_weights = sum(prod(shape) for shape in shapes.values())
     model, layer = config.model, config.layer
     widths = (model.d_model, model.d_ff or 1, model.n_heads, layer.num_experts, num_genes)
-    if model.n_layers > len(shapes) or max(widths) > entries:
+    if model.n_layers > len(shapes) or max(widths) > num_weights:
         raise unfit(path)
     with torch.device("meta"):
         network = Model.from_config(config, num_genes)
-    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    if wanted != dict(shapes):
+    described = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    if described != dict(shapes):
         raise unfit(path)
 
 

@@ -235,7 +235,7 @@ class Progress(pl.Callback):
         self.advance: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the bar on the first rank, at the place where a resumed run goes on."""
+        """Open the bar on the first rank, at the step where a resumed run goes on."""
         if trainer.is_global_zero:
             done = trainer.fit_loop.epoch_progress.current.completed / (trainer.max_epochs or 1)
             before = round(done * self.total)

@@ -89,9 +89,9 @@ def digest(value: Any) -> str:
 
 def _feed(hasher: Any, value: Any) -> None:
     if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().flatten()
+        numbers = value.detach().cpu().contiguous().flatten()
         hasher.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
-        hasher.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        hasher.update(numbers.view(torch.uint8).numpy().tobytes() if numbers.numel() else b"")
     elif isinstance(value, Mapping):
         hasher.update(f"mapping {len(value)}".encode())
         for key, item in value.items():
@@ -153,10 +153,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = load_plain(path, "a checkpoint of AlphaSTomics", MOST_PICKLED)
     if not isinstance(content, dict) or OWN_KEY not in content or CHECKSUM_KEY not in content:
         raise InputError(f"{path}: not a checkpoint of AlphaSTomics")
-    found = content[OWN_KEY].get("format") if isinstance(content[OWN_KEY], dict) else None
-    if found != FORMAT:
+    version = content[OWN_KEY].get("format") if isinstance(content[OWN_KEY], dict) else None
+    if version != FORMAT:
         raise InputError(
-            f"{path}: checkpoint format {found!r}; this version ({__version__}) reads format "
+            f"{path}: checkpoint format {version!r}; this version ({__version__}) reads format "
             f"{FORMAT}: use the version of AlphaSTomics that wrote it"
         )
     checksum = content.pop(CHECKSUM_KEY)
@@ -164,7 +164,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: altered since it was written: its content differs from its checksum"
         )
-    require_card(content[OWN_KEY], path)
+    require_metadata(content[OWN_KEY], path)
     weights = content.get("state_dict")
     if not isinstance(weights, dict) or not all(map(is_weight, weights.items())):
         raise InputError(f"{path}: holds no weights: it is damaged")
@@ -177,26 +177,26 @@ def is_weight(item: tuple[Any, Any]) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
 
 
-def require_card(card: dict[str, Any], path: Path) -> None:
+def require_metadata(metadata: dict[str, Any], path: Path) -> None:
     """Refuse a model that does not say what it is in a way that makes sense."""
-    genes, scale, done = (card.get(key) for key in ("genes", "position_scale", "normalization"))
+    genes, scale, done = (metadata.get(key) for key in ("genes", "position_scale", "normalization"))
     sound = {
-        "config": isinstance(card.get("config"), dict),
+        "config": isinstance(metadata.get("config"), dict),
         "genes": isinstance(genes, list)
         and all(isinstance(gene, str) for gene in genes)
         and 0 < len(genes) == len(set(genes)),
         "position_scale": isinstance(scale, float) and 0 < scale < math.inf,
         "normalization": done is None
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
-        "flat": isinstance(card.get("flat"), bool),
-        "training_digest": isinstance(card.get("training_digest"), str | None),
+        "flat": isinstance(metadata.get("flat"), bool),
+        "training_digest": isinstance(metadata.get("training_digest"), str | None),
     }
     for key, holds in sound.items():
         if not holds:
             raise InputError(f"{path}: its {key} is missing or makes no sense: it is damaged")
 
 
-def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
+def model_metadata(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
     """Return what a checkpoint says of itself."""
     return {
         "format": FORMAT,
@@ -205,16 +205,16 @@ def card_of(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
         "genes": list(genes),
         "position_scale": float(module.position_scale),
         "normalization": module.normalization,
-        "flat": module.flat,
+        "flat": module.planar,
         "training_digest": module.training_digest,
     }
 
 
-def sign(checkpoint: dict[str, Any], module: TrainerModule) -> None:
+def add_model_metadata(checkpoint: dict[str, Any], module: TrainerModule) -> None:
     """Add what a checkpoint says of itself and its checksum: any Trainer's can then be read."""
     assert isinstance(module, AlphaSTomicsModule)
     genes = module.genes or [f"gene_{number}" for number in range(module.model.num_genes)]
-    checkpoint[OWN_KEY] = card_of(module, genes)
+    checkpoint[OWN_KEY] = model_metadata(module, genes)
     try:
         content = plain(checkpoint)
     except TypeError as error:
@@ -224,18 +224,18 @@ def sign(checkpoint: dict[str, Any], module: TrainerModule) -> None:
     checkpoint[CHECKSUM_KEY] = digest(content)
 
 
-def require_same_genes(known: Sequence[str], found: Sequence[str], path: Path, data: str) -> None:
+def require_same_genes(known: Sequence[str], genes: Sequence[str], path: Path, data: str) -> None:
     """Refuse data whose genes are not the checkpoint's, in order; show the first difference."""
-    if list(known) == list(found):
+    if list(known) == list(genes):
         return
-    pairs = zip([*known, None], [*found, None], strict=False)
-    place, (one, other) = next(
-        (place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1]
+    pairs = zip([*known, None], [*genes, None], strict=False)
+    index, (trained, given) = next(
+        (index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1]
     )
     raise InputError(
-        f"{path}: trained on {len(known)} genes, {data} has {len(found)}; first difference at gene "
-        f"{place + 1}: {one!r} in the checkpoint, {other!r} in the data. Preprocess the data with "
-        "the checkpoint's gene list"
+        f"{path}: trained on {len(known)} genes, {data} has {len(genes)}; first difference at gene "
+        f"{index + 1}: {trained!r} in the checkpoint, {given!r} in the data. Preprocess the data "
+        "with the checkpoint's gene list"
     )
 
 
@@ -265,19 +265,19 @@ def load_module(
 
 
 def module_of(
-    card: dict[str, Any],
+    metadata: dict[str, Any],
     shapes: Shapes,
     path: Path,
     kind: type[AlphaSTomicsModule] = AlphaSTomicsModule,
 ) -> AlphaSTomicsModule:
     """Build the module that a checkpoint says it is, if its weights are those of one."""
-    config = parse_document(card["config"], str(path))
-    require_fitting(config, len(card["genes"]), shapes, path)
-    module = kind(config, len(card["genes"]), position_scale=card["position_scale"])
-    module.genes = list(card["genes"])
-    module.normalization = card["normalization"]
-    module.flat = card["flat"]
-    module.training_digest = card.get("training_digest")
+    config = parse_document(metadata["config"], str(path))
+    require_fitting(config, len(metadata["genes"]), shapes, path)
+    module = kind(config, len(metadata["genes"]), position_scale=metadata["position_scale"])
+    module.genes = list(metadata["genes"])
+    module.normalization = metadata["normalization"]
+    module.planar = metadata["flat"]
+    module.training_digest = metadata.get("training_digest")
     return module.eval()
 
 
@@ -288,9 +288,9 @@ def export_weights(module: AlphaSTomicsModule, genes: Sequence[str], folder: Pat
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in module.average.state_dict().items()}
     write_bytes(folder / WEIGHTS_FILE, save(weights, metadata={CHECKSUM_KEY: digest(weights)}))
-    card = json.loads(json.dumps(card_of(module, genes)))
-    card[CHECKSUM_KEY] = digest(card)
-    write_text(folder / CONFIG_FILE, json.dumps(card, indent=2) + "\n")
+    metadata = json.loads(json.dumps(model_metadata(module, genes)))
+    metadata[CHECKSUM_KEY] = digest(metadata)
+    write_text(folder / CONFIG_FILE, json.dumps(metadata, indent=2) + "\n")
     return folder / WEIGHTS_FILE
 
 
@@ -300,23 +300,23 @@ def import_weights(
     """Build the module of a folder that `export_weights` wrote: both networks are the average."""
     from safetensors import SafetensorError, safe_open
 
-    card = read_card(folder / CONFIG_FILE)
+    metadata = read_model_metadata(folder / CONFIG_FILE)
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            module = module_of(card, shapes, folder / CONFIG_FILE, kind)
-            found = {name: file.get_tensor(name) for name in names}
+            module = module_of(metadata, shapes, folder / CONFIG_FILE, kind)
+            tensors = {name: file.get_tensor(name) for name in names}
             checksum = (file.metadata() or {}).get(CHECKSUM_KEY)
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{path}: cannot be read as safetensors: it is truncated or damaged"
         ) from error
-    if found.keys() != module.average.state_dict().keys():
+    if tensors.keys() != module.average.state_dict().keys():
         raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
     # The checksum was made in the network's own order, which the file does not keep.
-    weights = {name: found[name] for name in module.average.state_dict()}
+    weights = {name: tensors[name] for name in module.average.state_dict()}
     if digest(weights) != checksum:
         raise InputError(
             f"{path}: altered since it was written: its content differs from its checksum"
@@ -328,26 +328,29 @@ def import_weights(
         raise InputError(
             f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered"
         ) from error
-    return module, card["genes"]
+    return module, metadata["genes"]
 
 
-def read_card(path: Path) -> dict[str, Any]:
+def read_model_metadata(path: Path) -> dict[str, Any]:
     """Read what exported weights say of themselves, or say what is wrong with it."""
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        metadata = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder"
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: it is damaged") from error
-    wanted = {"format", "config", "genes", "position_scale", "normalization", "flat"}
-    if not isinstance(card, dict) or not wanted <= card.keys() or card["format"] != FORMAT:
-        raise InputError(f"{path}: not the card of a model that this version ({__version__}) reads")
-    if card.pop(CHECKSUM_KEY, None) != digest(card):
+    required = {"format", "config", "genes", "position_scale", "normalization", "flat"}
+    is_complete = isinstance(metadata, dict) and required <= metadata.keys()
+    if not is_complete or metadata["format"] != FORMAT:
+        raise InputError(
+            f"{path}: not the metadata of a model that this version ({__version__}) reads"
+        )
+    if metadata.pop(CHECKSUM_KEY, None) != digest(metadata):
         raise InputError(
             f"{path}: altered since it was written, or by a version before 0.2: its content "
             "differs from its checksum; copy it again, or export it again"
         )
-    require_card(card, path)
-    return card
+    require_metadata(metadata, path)
+    return metadata

@@ -2,7 +2,7 @@
 
 L = sum over pairs i != j of real cells of (|q_i - q_j| - |p_i - p_j|)^2, over their number. The
 N x N matrices are never held: the forward pass goes over them in tiles and adds up the loss and the
-gradient at once, so that memory is O(N) and the backward pass is a product.
+gradient at once, so that memory is O(N) and the backward pass is one multiplication.
 
 With w_ij = 1 - |p_i - p_j| / |q_i - q_j|:  dL/dq_i = 4/M (q_i sum_j w_ij - sum_j w_ij q_j). Where
 two predicted cells coincide w_ij is set to 0, a subgradient, so that no NaN arises.
@@ -94,11 +94,11 @@ def _set_error(
     return total, 4 * gradient
 
 
-def _distances(one: Float[Tensor, "m 3"], other: Float[Tensor, "n 3"]) -> Float[Tensor, "m n"]:
+def _distances(rows: Float[Tensor, "m 3"], columns: Float[Tensor, "n 3"]) -> Float[Tensor, "m n"]:
     # Axis by axis: cdist's products of matrices lose all digits of near cells' distance, and its
     # exact mode is several times slower.
-    squared = (one[:, 0, None] - other[:, 0]).square_()
+    squared = (rows[:, 0, None] - columns[:, 0]).square_()
     for axis in (1, 2):
-        difference = one[:, axis, None] - other[:, axis]
+        difference = rows[:, axis, None] - columns[:, axis]
         squared.addcmul_(difference, difference)
     return squared.sqrt_()

@@ -32,7 +32,7 @@ from alphastomics.io.hub import (
     licence_note,
     listed,
     markdown_table,
-    plain,
+    plain_markdown,
 )
 from alphastomics.preprocessing.resume import CHECKSUM_KEY, unaltered, write_marker
 
@@ -64,12 +64,12 @@ def read_model(path: Path) -> TrainedModel:
         record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
         return TrainedModel(module, genes, record)
     if path.is_dir():
-        path = best_checkpoint(path)
+        path = best_of_finished_run(path)
     module, genes = load_module(path)
     return TrainedModel(module, genes, record_beside(path))
 
 
-def best_checkpoint(run: Path) -> Path:
+def best_of_finished_run(run: Path) -> Path:
     """Return the best checkpoint of a finished run folder."""
     report = run / REPORT_FILE
     if not report.is_file():
@@ -86,10 +86,10 @@ def record_beside(checkpoint: Path) -> dict[str, Any]:
     record: dict[str, Any] = {}
     report = checkpoint.parent.parent / REPORT_FILE
     if report.is_file():
-        found = read_record(report)
+        summary = read_record(report)
         # The run's figures are those of its best checkpoint, not of any other.
-        if Path(str(found.get("best_checkpoint"))).name == checkpoint.name:
-            record["training"] = {key: found[key] for key in TRAINING_KEYS if key in found}
+        if Path(str(summary.get("best_checkpoint"))).name == checkpoint.name:
+            record["training"] = {key: summary[key] for key in TRAINING_KEYS if key in summary}
     scores = checkpoint.with_name(f"{checkpoint.stem}_scores.json")
     if scores.is_file():
         record["scores"] = read_record(scores)
@@ -147,8 +147,8 @@ def publish_model(
     connection: Connection, model: TrainedModel, *, private: bool, licence: str | None
 ) -> str:
     """Write a model to a temporary folder and send it."""
-    with tempfile.TemporaryDirectory(prefix="alphastomics-model-") as place:
-        folder, name = Path(place), connection.repo_id
+    with tempfile.TemporaryDirectory(prefix="alphastomics-model-") as path:
+        folder, name = Path(path), connection.repo_id
         write_model(folder, model, name, dict(NO_LICENCE))
         files = {part: folder / part for part in (CONFIG_FILE, RECORD_FILE, WEIGHTS_FILE)}
 
@@ -192,7 +192,7 @@ def model_card(model: TrainedModel, name: str, licence: Licence) -> str:
     sizes = settings.model
     parts = [
         f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---",
-        f"# {plain(name.rpartition('/')[2])}",
+        f"# {plain_markdown(name.rpartition('/')[2])}",
         f"A diffusion transformer of AlphaSTomics for expression and position of cells in tissue: "
         f"{weights:,} parameters ({sizes.n_layers} layers, width {sizes.d_model}), "
         f"{len(model.genes):,} genes, trained for `{settings.training.mode}`.",
@@ -220,11 +220,11 @@ def _scores(scores: Any) -> str:
     for mode, methods in scores.items():
         metrics = list(dict.fromkeys(name for values in methods.values() for name in values))
         rows = [
-            [plain(metric), *(_number(values.get(metric)) for values in methods.values())]
+            [plain_markdown(metric), *(_number(values.get(metric)) for values in methods.values())]
             for metric in metrics
         ]
-        header = ["metric", *map(plain, methods)]
-        parts.append(f"### {plain(mode)}\n{markdown_table(header, rows)}")
+        header = ["metric", *map(plain_markdown, methods)]
+        parts.append(f"### {plain_markdown(mode)}\n{markdown_table(header, rows)}")
     return "\n\n".join(parts)
 
 

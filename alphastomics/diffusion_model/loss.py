@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from alphastomics.config import LossConfig, MaskingConfig
 from alphastomics.diffusion_model.distance import distance_loss
-from alphastomics.geometry import aligned, centered
+from alphastomics.geometry import aligned_sets, centered
 
 
 class LossTerms(NamedTuple):
@@ -39,7 +39,7 @@ class Entries(NamedTuple):
 
     `noised` (B, 2) says for each set whether its expression and its position were noised: a
     modality that is given needs no prediction. `hidden_*` are the entries of masked diffusion.
-    `framed` (B) sets know their frame, and are asked for places in it.
+    `frame_known` (B): sets whose positions are compared in their own frame.
     """
 
     node_mask: Tensor
@@ -47,7 +47,7 @@ class Entries(NamedTuple):
     noised: Tensor | None = None
     hidden_expression: Tensor | None = None
     hidden_position: Tensor | None = None
-    framed: Tensor | None = None
+    frame_known: Tensor | None = None
 
 
 def squared_error(
@@ -60,7 +60,7 @@ def squared_error(
 def mean_over(error: Float[Tensor, "..."], counted: Bool[Tensor, "..."]) -> Float[Tensor, ""]:
     """Mean of the counted entries; 0 when there is none."""
     counted = counted.expand_as(error)
-    # where, not a product: a non-finite entry that does not count must not become NaN.
+    # where, not a multiplication: a non-finite entry that does not count must not become NaN.
     total = torch.where(counted, error, torch.zeros_like(error)).sum()
     return total / counted.sum().clamp(min=1)
 
@@ -71,16 +71,16 @@ def aligned_loss(
     node_mask: Bool[Tensor, "B N"],
     *,
     reflection: bool,
-    framed: Bool[Tensor, " B"] | None = None,
+    frame_known: Bool[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean over real cells of the squared distance to the truth, turned onto the prediction.
+    """Mean over real cells of the squared distance to the truth, rotated onto the prediction.
 
-    The rotation is the best one, so that its own derivative adds nothing to the gradient. `framed`
-    sets are not turned: noisy positions tell in which frame to answer.
+    The rotation is the best one, so that its own derivative adds nothing to the gradient. Sets with
+    `frame_known` are not rotated: their noisy positions define the frame.
     """
-    target = aligned(true, predicted, node_mask, reflection=reflection)
-    if framed is not None:
-        target = torch.where(framed[:, None, None], centered(true, node_mask), target)
+    target = aligned_sets(true, predicted, node_mask, reflection=reflection)
+    if frame_known is not None:
+        target = torch.where(frame_known[:, None, None], centered(true, node_mask), target)
     error = (centered(predicted, node_mask) - target).square().sum(-1)
     return mean_over(error, node_mask)
 
@@ -181,7 +181,7 @@ class DualModalLoss(nn.Module):
                 true.position,
                 real,
                 reflection=self.reflection,
-                framed=entries.framed,
+                frame_known=entries.frame_known,
             )
         return term
 
@@ -194,7 +194,9 @@ class DualModalLoss(nn.Module):
         if entries.hidden_position is not None:
             # In the prediction's frame: the loss must not ask for a frame that noise has erased.
             real = entries.node_mask
-            target = aligned(true.position, predicted.position, real, reflection=self.reflection)
+            target = aligned_sets(
+                true.position, predicted.position, real, reflection=self.reflection
+            )
             error = squared_error(centered(predicted.position, real), target)
             term = term + mean_over(error, entries.hidden_position & real[..., None])
         return term

@@ -1,6 +1,6 @@
 """A training step: a batch enters, a loss leaves: noise, mask, model, loss, log.
 
-The one place where the noise, the network and the losses meet. Positions are in the user's units
+Here alone the noise, the network and the losses meet. Positions are in the user's units
 outside; inside, each set is centred and divided by one number per data set.
 """
 
@@ -39,7 +39,7 @@ from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered
 from alphastomics.utils.dataholder import DataHolder
 
-# Draws of time and noise for each validation batch: few sets make one draw a poor estimate.
+# Samples of time and noise for each validation batch: of few sets, one is a poor estimate.
 VALIDATION_SAMPLES = 4
 
 
@@ -109,49 +109,50 @@ class AlphaSTomicsModule(TrainerModule):
         mask = torch.ones_like(positions[..., 0]).bool() if node_mask is None else node_mask
         self.require_scale(DataHolder.of(expression, positions, mask))
         inner = (centered(positions.double(), mask) / self.position_scale).to(expression.dtype)
-        found = self.denoiser(expression, inner, diffusion_time, mask, **masks)
-        return found._replace(position=(found.position * self.position_scale).to(positions.dtype))
+        prediction = self.denoiser(expression, inner, diffusion_time, mask, **masks)
+        position = (prediction.position * self.position_scale).to(positions.dtype)
+        return prediction._replace(position=position)
 
     def inner_positions(
-        self, batch: DataHolder, turn: Float[Tensor, "B 3 3"] | None
+        self, batch: DataHolder, rotation: Float[Tensor, "B 3 3"] | None
     ) -> Float[Tensor, "B N 3"]:
-        """Centre each set, bring it to unit scale, and turn it.
+        """Centre each set, bring it to unit scale, and rotate it.
 
         The losses ignore the frame, so that nothing fixes the frame of a prediction; the network
-        must be at home in all of them, since a sampler goes on in whichever comes.
+        must serve all of them, since a sampler continues in the frame of its first prediction.
         """
         self.require_scale(batch)
         moved = centered(batch.positions.double(), batch.node_mask) / self.position_scale
-        if turn is not None:
-            moved = moved @ turn.mT
+        if rotation is not None:
+            moved = moved @ rotation.mT
         return moved.to(batch.expression.dtype)
 
-    def score(self, batch: DataHolder, draws: StepRandomness) -> Scored:
-        """Noise a batch, denoise it, and compare: steps 4 to 7 of the way of a batch."""
-        settings, times = self.config.diffusion, draws.times
+    def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+        """Noise a batch, denoise it, and compare: steps 4 to 7 of the data flow."""
+        settings, times = self.config.diffusion, randomness.times
         seen = Seen(
             self.noise_model.noised(
-                batch.expression, draws.expression, times[:, 0], settings.nu_expression
+                batch.expression, randomness.expression, times[:, 0], settings.nu_expression
             ),
             batch.node_mask,
             batch.gene_mask,
-            draws.hidden,
+            randomness.hidden,
             self.noise_model.network_time(times, batch.expression.dtype),
         )
-        again = self.smoothed(batch, seen)
-        turn = self.rotation_of(batch, draws, seen, again)
-        true = Cells(batch.expression, self.inner_positions(batch, turn))
+        smoothed = self.smoothed(batch, seen)
+        rotation = self.rotation_of(batch, randomness, seen, smoothed)
+        true = Cells(batch.expression, self.inner_positions(batch, rotation))
         noised_position = self.noise_model.noised(
-            true.position, draws.position, times[:, 1], settings.nu_position
+            true.position, randomness.position, times[:, 1], settings.nu_position
         )
-        prediction = seen.through(self.denoiser, noised_position, again)
+        prediction = seen.through(self.denoiser, noised_position, smoothed)
         entries = Entries(
             batch.node_mask,
             batch.gene_mask,
             times > 0,
-            draws.hidden.expression,
-            draws.hidden.position,
-            self.framed(times),
+            randomness.hidden.expression,
+            randomness.hidden.position,
+            self.knows_frame(times),
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
@@ -160,8 +161,8 @@ class AlphaSTomicsModule(TrainerModule):
         return Scored(terms, prediction, batch, times, errors)
 
     def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
-        """Smooth given expression once for all calls of a step, where the network wants it."""
-        if self.denoiser.alike_in is None:
+        """Smooth given expression once for all calls of a step, where the network reads it."""
+        if self.denoiser.smoothed_in is None:
             return None
         if batch.smoothed is not None:
             return batch.smoothed
@@ -173,7 +174,7 @@ class AlphaSTomicsModule(TrainerModule):
             expression_hidden=seen.hidden.expression,
         )
 
-    def framed(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
+    def knows_frame(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
         """Say which sets know their frame: all but pure noise beside given expression."""
         frame = self.config.diffusion.position_frame
         if frame == "random":
@@ -184,40 +185,41 @@ class AlphaSTomicsModule(TrainerModule):
 
     @torch.no_grad()
     def rotation_of(
-        self, batch: DataHolder, draws: StepRandomness, seen: Seen, smoothed: Tensor | None
+        self, batch: DataHolder, randomness: StepRandomness, seen: Seen, smoothed: Tensor | None
     ) -> Float[Tensor, "B 3 3"]:
-        """Turn sets whose expression is given into the frame that the network itself would choose.
+        """Rotate sets whose expression is given into the frame that the network would choose.
 
         A sampler's first prediction sets the frame of all that follow. In any other frame noisy
         positions would help only a network that finds the rotation between what they say and
         what expression says; a small one goes by one of the two, and loses the other on its way.
-        Other sets stay as they lie: a frame is one thing less to find for new tissue.
+        Other sets keep their own frame: one thing less to find for new tissue.
         """
         frame = self.config.diffusion.position_frame
         if frame == "random":
-            return draws.turn
+            return randomness.rotation
         if frame == "registered":
             # A set of several slices is of slices in one frame, which have no rotation.
             number = batch.slice_id[:, 0].clamp(0, len(self.slice_rotation) - 1)
             return self.slice_rotation[number]
-        turn = torch.eye(3, dtype=torch.float64, device=batch.expression.device)
-        turn = turn.repeat(len(batch.expression), 1, 1)
-        given = (draws.times[:, 0] == 0) & (draws.times[:, 1] < self.noise_model.num_timesteps)
-        asked = given.clone()
+        rotation = torch.eye(3, dtype=torch.float64, device=batch.expression.device)
+        rotation = rotation.repeat(len(batch.expression), 1, 1)
+        times = randomness.times
+        given = (times[:, 0] == 0) & (times[:, 1] < self.noise_model.num_timesteps)
+        called = given.clone()
         # Ranks that share the weights among them must call the network equally often.
-        asked[0] |= is_distributed()
-        if bool(asked.any()):
+        called[0] |= is_distributed()
+        if bool(called.any()):
             # From pure noise, where a sampler begins.
-            start = seen.rows(asked, time=1.0)
-            smoothed = None if smoothed is None else smoothed[asked]
-            chosen = start.through(self.denoiser, draws.position[asked], smoothed).position
-            found = best_rotation(
-                centered(batch.positions[asked].double(), start.node_mask),
+            start = seen.rows(called, time=1.0)
+            smoothed = None if smoothed is None else smoothed[called]
+            chosen = start.through(self.denoiser, randomness.position[called], smoothed).position
+            best = best_rotation(
+                centered(batch.positions[called].double(), start.node_mask),
                 chosen.double(),
                 reflection=self.config.loss.reflection,
             )
-            turn[given] = found[given[asked]]
-        return turn
+            rotation[given] = best[given[called]]
+        return rotation
 
     def draw(self, batch: DataHolder, *purpose: int | str) -> StepRandomness:
         """Draw the randomness of a batch: a pure function of seed, purpose and sets."""
@@ -269,7 +271,7 @@ class AlphaSTomicsModule(TrainerModule):
             self.expert_counts = None
 
     def validation_step(self, batch: DataHolder, batch_idx: int) -> None:
-        """Score the averaged network on draws that are the same in every epoch."""
+        """Score the averaged network; times and noise are the same in every epoch."""
         self.log_held_out(batch, "val", "validation")
 
     def test_step(self, batch: DataHolder, batch_idx: int) -> None:

@@ -77,7 +77,7 @@ def router_modulation_norm(module: AlphaSTomicsModule) -> float | None:
     """L2 norm of a router's time modulation, mean over layers; None where there is none."""
     modulations = module.model.router_time_modulations()
     return (
-        mean_of([norm_of(list(one.parameters())) for one in modulations]) if modulations else None
+        mean_of([norm_of(list(part.parameters())) for part in modulations]) if modulations else None
     )
 
 
@@ -88,8 +88,8 @@ def adaln_norm(module: AlphaSTomicsModule) -> float:
 
 def gradients_of(weights: dict[str, nn.Parameter]) -> list[Tensor]:
     """Return the gradients of those weights that have one."""
-    found = [gradient_of(weight) for weight in weights.values()]
-    return [gradient for gradient in found if gradient is not None]
+    gradients = [gradient_of(weight) for weight in weights.values()]
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 class Monitor(pl.Callback):
@@ -134,7 +134,7 @@ class Monitor(pl.Callback):
         values = {"grad/adaln_grad_norm": norm_of(gradients_of(model.adaln_parameters()))}
         modulations = model.router_time_modulations()
         if modulations:
-            by_layer = [norm_of(gradients_of(dict(one.named_parameters()))) for one in modulations]
+            by_layer = [norm_of(gradients_of(dict(m.named_parameters()))) for m in modulations]
             values["grad/time_modulation_grad_norm"] = mean_of(by_layer)
         router = gradients_of(model.router_parameters())
         if router:
@@ -215,7 +215,7 @@ class Monitor(pl.Callback):
         }
 
     def gate_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
-        """Mean and spread of the gates, over real cells, mean over layers and ranks."""
+        """Mean and std of the gates, over real cells, mean over layers and ranks."""
         assert module.last is not None
         gates = module.last.prediction.aux.gates
         if not gates:
@@ -263,11 +263,11 @@ def probe(module: AlphaSTomicsModule, batch: DataHolder) -> dict[str, float]:
     values = {}
     for modality, name in enumerate(("expression", "position")):
         for time in PROBE_TIMES:
-            draws = module.draw(batch, "probe", name, int(time * 10))
-            times = torch.zeros_like(draws.times)
+            randomness = module.draw(batch, "probe", name, int(time * 10))
+            times = torch.zeros_like(randomness.times)
             times[:, modality] = round(time * module.noise_model.num_timesteps)
             with record(module.denoiser) as recording:
-                module.score(batch, draws._replace(times=times))
+                module.score(batch, randomness._replace(times=times))
             where = f"{name}/t{time}"
             for layer, seen in enumerate(recording.layers):
                 if seen.expert_use is not None:

@@ -20,11 +20,11 @@ OFFSET = 0.008  # s of eq. 17: keeps the first steps from being too small to mat
 
 
 class Steps(NamedTuple):
-    """Factors of one reverse step: z_s = on_noisy z_t + on_clean x0 + spread eps."""
+    """Factors of one reverse step: z_s = on_noisy z_t + on_clean x0 + std eps."""
 
     on_noisy: Tensor
     on_clean: Tensor
-    spread: Tensor
+    std: Tensor
 
 
 def cosine_alpha_bar(u: Float[Tensor, "*batch"], nu: float) -> Float[Tensor, "*batch"]:
@@ -106,7 +106,7 @@ class NoiseModel:
 
         With alpha_ts = alpha_t / alpha_s and sigma_ts^2 = sigma_t^2 - alpha_ts^2 sigma_s^2:
         on_noisy = alpha_ts sigma_s^2 / sigma_t^2, on_clean = alpha_s sigma_ts^2 / sigma_t^2,
-        spread^2 = sigma_ts^2 sigma_s^2 / sigma_t^2.
+        std^2 = sigma_ts^2 sigma_s^2 / sigma_t^2.
         """
         alpha_t, sigma_t = self.alpha_sigma(t, nu)
         alpha_s, sigma_s = self.alpha_sigma(s, nu)

@@ -1,7 +1,7 @@
 """Fits the position head: training cells enter, a fitted head leaves.
 
 Before the rest of the model is trained, and by itself: regression of one cell's position on its
-expression wants many small steps, the diffusion model fewer large ones. A pure function of the
+expression needs many small steps, the diffusion model fewer large ones. A pure function of the
 training cells, the settings and the seed.
 """
 
@@ -20,7 +20,7 @@ from alphastomics.diffusion_model.slice_preparation import smoothed_slice
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.preprocessing.memory import MemorySource
-from alphastomics.preprocessing.shard_reader import CellTable, joined
+from alphastomics.preprocessing.shard_reader import CellTable, joined_tables
 
 # Cells of a step of each network.
 BATCH = 256
@@ -29,7 +29,7 @@ LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.01, 0.1
 MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000
 
 
-class Cells(NamedTuple):
+class RegressionCells(NamedTuple):
     """What is fitted: expression (N, G) and smoothed expression (N, F) to positions (N, 3)."""
 
     expression: Tensor
@@ -59,7 +59,7 @@ def fit_position_head(
     scale = float(module.position_scale)
     target = targets(table, module.slice_rotation.cpu(), scale, mixed=mixed)
     updates = config.training.position_head_updates
-    cells = Cells(*(values.to(device) for values in (*tensors, target)))
+    cells = RegressionCells(*(values.to(device) for values in (*tensors, target)))
     head.to(device)
     ensembles = (head.plain, head.own, head.smoothed)
     with track("position head", len(ensembles) * updates, "updates") as advance:
@@ -86,7 +86,7 @@ def cells_to_fit(loader: BatchLoader, config: Config, seed: int) -> CellTable:
     else:
         pieces = loader.reader.pieces
         step = max(sum(map(len, pieces)) // most, 1)
-        table = joined([loader.reader.read(piece) for piece in pieces[::step]])
+        table = joined_tables([loader.reader.read(piece) for piece in pieces[::step]])
     if len(table) <= most:
         return table
     return table.take(np.sort(np.random.default_rng(seed).permutation(len(table))[:most]))
@@ -108,7 +108,9 @@ def targets(
     return (torch.einsum("nij,nj->ni", rotation[number], position) / scale).float()
 
 
-def fit_ensemble(ensemble: Ensemble, cells: Cells, updates: int, advance: Advance) -> None:
+def fit_ensemble(
+    ensemble: Ensemble, cells: RegressionCells, updates: int, advance: Advance
+) -> None:
     """Fit each network to cells of its own choice, by least squares."""
     ensemble.train().requires_grad_(requires_grad=True)
     optimizer = torch.optim.AdamW(
@@ -117,13 +119,13 @@ def fit_ensemble(ensemble: Ensemble, cells: Cells, updates: int, advance: Advanc
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, updates, pct_start=WARM_UP
     )
-    members, number = len(ensemble.dropout), len(cells.position)
+    num_networks, num_cells = len(ensemble.dropout), len(cells.position)
     for _ in range(updates):
-        rows = torch.randint(number, (members, BATCH)).to(cells.position.device)
+        rows = torch.randint(num_cells, (num_networks, BATCH)).to(cells.position.device)
         smoothed = None if ensemble.smoothed is None else cells.smoothed[rows]
         expected = ensemble(cells.expression[rows], smoothed)
         # A sum over the networks: each learns as if it were alone.
-        loss = (expected - cells.position[rows]).square().mean() * members
+        loss = (expected - cells.position[rows]).square().mean() * num_networks
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -1,7 +1,7 @@
 """The randomness of a step: a seed and the sets' keys enter; times, noise and masks leave.
 
-Each set draws from a stream of its own, a pure function of (seed, what for, key of the set). So the
-draw does not change with the other sets of the batch, the number of ranks, or a resumed run.
+Each set draws from a stream of its own, a pure function of (seed, what for, key of the set). So it
+does not change with the other sets of the batch, the number of ranks, or a resumed run.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from alphastomics.diffusion_model.noise import NoiseModel, centered_noise, draw_
 
 
 class StepRandomness(NamedTuple):
-    """What a batch draws.
+    """The random numbers of a batch.
 
-    Times (B, 2), a turn of each set (B, 3, 3), noise of expression (B, N, G) and of position
+    Times (B, 2), a rotation of each set (B, 3, 3), noise of expression (B, N, G) and of position
     (B, N, 3), and hidden entries.
     """
 
     times: Tensor
-    turn: Tensor
+    rotation: Tensor
     expression: Tensor
     position: Tensor
     hidden: Hidden
@@ -65,14 +65,14 @@ def stream_seed(*key: int | str) -> int:
 def set_keys(cell_id: Int[Tensor, "B N"]) -> list[str]:
     """Name each set by the number of its first cell, which no other set of the epoch has.
 
-    Cells without a number, as of bare tensors, leave the set's place in the batch.
+    Cells without a number, as of bare tensors, leave the set's index in the batch.
     """
     first = cell_id[:, 0].tolist()
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 
 def random_rotation(generator: Generator, *, reflection: bool) -> Float[Tensor, "3 3"]:
-    """Draw a rotation of space, uniformly, and mirror it in half of the draws where allowed.
+    """Draw a rotation of space, uniformly, and mirror it with probability 1/2 where allowed.
 
     The rotation of a random unit quaternion (Shoemake 1992); -1 times a rotation is a mirror image.
     """
@@ -85,9 +85,9 @@ def random_rotation(generator: Generator, *, reflection: bool) -> Float[Tensor, 
         [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
         [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
     ]
-    turn = torch.stack([torch.stack(row) for row in rows])
+    rotation = torch.stack([torch.stack(row) for row in rows])
     mirrored = torch.rand((), generator=generator, device=device) < 0.5
-    return torch.where(mirrored, -turn, turn) if reflection else turn
+    return torch.where(mirrored, -rotation, rotation) if reflection else rotation
 
 
 def draw_for_sets(
@@ -121,36 +121,36 @@ def draw_for_sets(
     parts = []
     for index, seed in enumerate(seeds):
         generator.manual_seed(seed)
-        one, real = expression[index : index + 1], node_mask[index : index + 1]
+        cells, real = expression[index : index + 1], node_mask[index : index + 1]
         times = noise_model.draw_times(1, mode, generator, device)
-        hidden = draw_hidden(masking, one, times > 0, step, generator)
-        noise = draw_noise(tuple(one.shape), real, generator, dtype)
-        shift = centered_noise((1, one.shape[1], 3), real, generator, dtype)
-        turn = random_rotation(generator, reflection=reflection)[None].to(device)
+        hidden = draw_hidden(masking, cells, times > 0, step, generator)
+        noise = draw_noise(tuple(cells.shape), real, generator, dtype)
+        shift = centered_noise((1, cells.shape[1], 3), real, generator, dtype)
+        rotation = random_rotation(generator, reflection=reflection)[None].to(device)
         if int(times[0, 1]) == 0:
             # Positions that are given keep their frame: in an atlas it says where a cell is.
-            turn = torch.eye(3, dtype=turn.dtype, device=device)[None]
-        parts.append(StepRandomness(times, turn, noise, shift, hidden))
+            rotation = torch.eye(3, dtype=rotation.dtype, device=device)[None]
+        parts.append(StepRandomness(times, rotation, noise, shift, hidden))
     return StepRandomness(
         torch.cat([part.times for part in parts]),
-        torch.cat([part.turn for part in parts]),
+        torch.cat([part.rotation for part in parts]),
         torch.cat([part.expression for part in parts]),
         torch.cat([part.position for part in parts]),
-        _joined([part.hidden for part in parts], expression),
+        _join_hidden([part.hidden for part in parts], expression),
     )
 
 
-def _joined(parts: list[Hidden], expression: Float[Tensor, "B N G"]) -> Hidden:
+def _join_hidden(parts: list[Hidden], expression: Float[Tensor, "B N G"]) -> Hidden:
     """Put the sets' masks together; a set that hides nothing among others gets an empty mask."""
     if all(part.expression is None for part in parts):
         return Hidden(None, None)
     _, num_cells, num_genes = expression.shape
 
-    def joined(masks: list[Tensor | None], width: int) -> Tensor:
+    def join(masks: list[Tensor | None], width: int) -> Tensor:
         empty = torch.zeros(1, num_cells, width, dtype=torch.bool, device=expression.device)
         return torch.cat([empty if mask is None else mask for mask in masks])
 
     return Hidden(
-        joined([part.expression for part in parts], num_genes),
-        joined([part.position for part in parts], 3),
+        join([part.expression for part in parts], num_genes),
+        join([part.position for part in parts], 3),
     )

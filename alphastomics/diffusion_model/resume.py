@@ -41,10 +41,10 @@ def check_resume(path: Path, config: Config, metadata: Metadata) -> Resumed:
     data = config.data.processed_data_dir
     require_same_genes(content[OWN_KEY]["genes"], metadata.genes, path, data)
     module = AlphaSTomicsModule(config, metadata.num_genes)
-    found = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    if found != wanted:
-        names = sorted(set(found.items()) ^ set(wanted.items()))
+    stored = {name: tuple(value.shape) for name, value in content["state_dict"].items()}
+    described = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if stored != described:
+        names = sorted(set(stored.items()) ^ set(described.items()))
         raise InputError(
             f"{path}: its network is not the one that the settings describe (first difference: "
             f"{names[0][0]}); use the config.yaml of its run folder"

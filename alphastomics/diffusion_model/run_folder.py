@@ -102,7 +102,7 @@ class RunFolder:
     def prepare(
         self, config: Config, checkpoint: Path | None, *, resume: bool, overwrite: bool
     ) -> None:
-        """Make the folder; an overwritten run is set aside until there is something in its place.
+        """Make the folder; an overwritten run is set aside until there is a new checkpoint.
 
         Parameters
         ----------
@@ -125,8 +125,8 @@ class RunFolder:
 
     def own_files(self, root: Path) -> list[Path]:
         """List what a run wrote, relative to its folder."""
-        found = [path for pattern in OWN_PATTERNS for path in root.glob(pattern)]
-        return [path.relative_to(root) for path in found if path.is_file()]
+        paths = [path for pattern in OWN_PATTERNS for path in root.glob(pattern)]
+        return [path.relative_to(root) for path in paths if path.is_file()]
 
     def has_checkpoint(self) -> bool:
         """Tell whether there is something to go on from."""

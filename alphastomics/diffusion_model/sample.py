@@ -3,8 +3,8 @@
 Three solvers of one process, all with x0-prediction: `ddpm` draws from the exact posterior; `ddim`
 (Song et al. 2021) and `dpmpp`, DPM-Solver++(2M) (Lu et al. 2022), follow the deterministic path.
 The loss of positions may ignore the frame. The network chooses one with its first prediction: cells
-whose place is known are turned into it, and everything is turned back at the end. Later predictions
-are turned onto the last one and onto the noisy cells, these the more the less noise they hold.
+of known position are rotated into it, and everything is rotated back at the end. Later predictions
+are rotated onto the last one and onto the noisy cells, these the more the less noise they hold.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,12 +57,12 @@ class Known(NamedTuple):
     genes
         Measured genes, (B, N, G): with `pos_to_expr` and `joint` their values are kept, the others
         generated; with `expr_to_pos` the others are not seen. None: all, or none, are known.
-    placed
+    positions
         Cells (B, N) whose position is known and kept, when positions are generated.
     """
 
     genes: Tensor | None = None
-    placed: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class State(NamedTuple):
@@ -148,7 +148,7 @@ class DiffusionSampler:
         -------
         tuple
             Expression, and positions in the user's units: centred on each set, or in the frame of
-            the placed cells where there are any. What was given comes back as it came.
+            the cells of known position where there are any. What was given comes back as it came.
         """
         run = _Run(self, expr, pos, mask, mode, known, generator)
         run.prepared = {} if cache is None else cache
@@ -190,16 +190,16 @@ class _Run:
         self.mask, self.known, self.generator = node_mask, known, generator
         self.given = State(expression, position)
         seen = node_mask
-        if self.task.generates_position and known.placed is not None:
-            seen = node_mask & known.placed
-        self.placed = seen if self.task.generates_position and known.placed is not None else None
+        self.anchors: Tensor | None = None
+        if self.task.generates_position and known.positions is not None:
+            self.anchors = seen = node_mask & known.positions
         weight = seen[..., None].double()
         count = weight.sum(1, keepdim=True).clamp(min=1)
         self.center = (position.double() * weight).sum(1, keepdim=True) / count
         inner = (position.double() - self.center) / sampler.position_scale
         self.inner = State(expression, (inner * node_mask[..., None]).to(expression.dtype))
         self.prepared: dict[str, Tensor] = {}
-        self.turn: Tensor | None = None
+        self.rotation: Tensor | None = None
         self.last: Tensor | None = None
 
     def require(self, num_steps: int, solver: str) -> None:
@@ -260,7 +260,7 @@ class _Run:
         return State(expression * self.mask[..., None], position * self.mask[..., None])
 
     def in_frame(self, predicted: Tensor, noisy: Tensor, time: int) -> Float[Tensor, "B N 3"]:
-        """Turn predicted positions onto the placed cells where they fix a frame, else as before.
+        """Rotate predicted positions onto the known ones where they fix a frame, else as before.
 
         The rotation that fits both the noisy cells, of which alpha_t / sigma_t^2 is the weight in
         their likelihood, and the last prediction. Noise alone has no frame: the first prediction
@@ -272,27 +272,27 @@ class _Run:
         if self.last is not None:
             target = (weight * noisy.double() + self.last.double()) / (weight + 1)
         mask, reflection = self.mask, self.sampler.reflection
-        if self.placed is None:
+        if self.anchors is None:
             self.last = moved_onto(predicted, target, mask, mask, reflection=reflection)
             return self.last
-        enough = self.placed.sum(1, keepdim=True) >= CELLS_THAT_FIX_A_FRAME
-        if self.turn is None:
+        enough = self.anchors.sum(1, keepdim=True) >= CELLS_THAT_FIX_A_FRAME
+        if self.rotation is None:
             self.take_frame(predicted, enough)
-        target = torch.where(self.placed[..., None], self.inner.position.double(), target)
-        anchors = torch.where(enough, self.placed, mask)
-        moved = moved_onto(predicted, target, mask, anchors, reflection=reflection)
-        self.last = torch.where(self.placed[..., None], self.inner.position, moved)
+        target = torch.where(self.anchors[..., None], self.inner.position.double(), target)
+        fixed = torch.where(enough, self.anchors, mask)
+        moved = moved_onto(predicted, target, mask, fixed, reflection=reflection)
+        self.last = torch.where(self.anchors[..., None], self.inner.position, moved)
         return self.last
 
     def take_frame(self, predicted: Tensor, enough: Bool[Tensor, "B 1"]) -> None:
-        """Turn the placed cells into the frame of the first prediction."""
-        assert self.placed is not None
-        anchors = self.placed & enough
-        known = centered(self.inner.position.double(), anchors)
-        target = centered(predicted.double(), anchors)
-        # Without anchors both are zero, and the turn is none.
-        self.turn = best_rotation(known, target, reflection=self.sampler.reflection)
-        moved = (self.inner.position.double() @ self.turn.mT).to(predicted.dtype)
+        """Rotate the cells of known position into the frame of the first prediction."""
+        assert self.anchors is not None
+        fixed = self.anchors & enough
+        known = centered(self.inner.position.double(), fixed)
+        target = centered(predicted.double(), fixed)
+        # Without such cells both are zero, and the rotation is the identity.
+        self.rotation = best_rotation(known, target, reflection=self.sampler.reflection)
+        moved = (self.inner.position.double() @ self.rotation.mT).to(predicted.dtype)
         self.inner = self.inner._replace(position=moved)
 
     def solve(
@@ -344,9 +344,7 @@ class _Run:
         step = self.noise_model.posterior(t, s, nu)
         draw = centered_noise if centred else draw_noise
         noise = draw(tuple(noisy.shape), self.mask, self.generator, noisy.dtype)
-        return (
-            float(step.on_noisy) * noisy + float(step.on_clean) * clean + float(step.spread) * noise
-        )
+        return float(step.on_noisy) * noisy + float(step.on_clean) * clean + float(step.std) * noise
 
     def deterministic(
         self, noisy: Tensor, clean: Tensor, span: tuple[int, int], nu: float
@@ -386,10 +384,10 @@ class _Run:
         if not make_position:
             return expression, self.given.position
         position = clean.position.double() * self.sampler.position_scale
-        if self.turn is not None:
-            position = position @ self.turn
-        if self.placed is None:
+        if self.rotation is not None:
+            position = position @ self.rotation
+        if self.anchors is None:
             return expression, centered(position, self.mask).to(self.given.position.dtype)
         position = (position + self.center) * self.mask[..., None]
-        position = torch.where(self.placed[..., None], self.given.position.double(), position)
+        position = torch.where(self.anchors[..., None], self.given.position.double(), position)
         return expression, position.to(self.given.position.dtype)

@@ -26,8 +26,8 @@ class SanityCheck(pl.Callback):
     ) -> None:
         """Look at the first batch."""
         if not self.looked and trainer.is_global_zero:
-            for said in without_variation(batch):
-                logger.warning("%s", said)
+            for problem in without_variation(batch):
+                logger.warning("%s", problem)
         self.looked = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -49,18 +49,18 @@ def without_variation(batch: DataHolder) -> list[str]:
     mask = batch.node_mask
     if int(mask.sum()) < 2:
         return []
-    said = []
+    problems = []
     cells = batch.expression[mask]
     if bool((cells == cells[0]).all()):
-        said.append(
+        problems.append(
             "all genes are constant in the first batch: nothing can be learned from expression; "
             "check X and the normalisation"
         )
-    same = torch.stack([(place[real] == place[real][:1]).all() for place, real in
+    same = torch.stack([(position[real] == position[real][:1]).all() for position, real in
                         zip(batch.positions, mask, strict=True) if real.any()])  # fmt: skip
     if bool(same.all()):
-        said.append(
+        problems.append(
             "all cells of the first batch lie at one position: nothing can be learned of where "
             "they are; check --position_key"
         )
-    return said
+    return problems

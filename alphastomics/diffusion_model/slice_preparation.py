@@ -15,7 +15,7 @@ from alphastomics.diffusion_model.registration import SliceCells, register_slice
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import Smooth
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.preprocessing.shard_reader import ShardReader, joined
+from alphastomics.preprocessing.shard_reader import ShardReader, joined_tables
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ def rotate_slices(
         cells = cells_of_slices(reader, REGISTRATION_CELLS)
         whole = set() if holdout is None else set(holdout.slices)
         held = [index for index, number in enumerate(cells) if number in whole]
-        found = register_slices(list(cells.values()), planar=True, seed=seed, held_out=held)
-        rotation[list(cells)] = found.rotation
+        registration = register_slices(list(cells.values()), planar=True, seed=seed, held_out=held)
+        rotation[list(cells)] = registration.rotation
         logger.info(
             "%d slices without a common frame were rotated onto one another by their expression "
             "(agreement %.2f to %.2f)",
             len(cells),
-            found.agreement.min(),
-            found.agreement.max(),
+            registration.agreement.min(),
+            registration.agreement.max(),
         )
     module.slice_rotation = torch.from_numpy(rotation)
 
@@ -52,7 +52,7 @@ def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
     """Read some cells of every slice: all row groups, or as many as hold `most` cells."""
     pieces = reader.pieces
     step = max(sum(map(len, pieces)) // most, 1)
-    table = joined([reader.read(piece) for piece in pieces[::step]])
+    table = joined_tables([reader.read(piece) for piece in pieces[::step]])
     expression = reader.dense(table)
     return {
         number: SliceCells(expression[rows], table.position[rows])
@@ -62,12 +62,12 @@ def cells_of_slices(reader: ShardReader, most: int) -> dict[int, SliceCells]:
 
 
 def slice_smoother(config: Config, metadata: Metadata, device: torch.device) -> Smooth | None:
-    """Return what smooths whole slices ahead of training, where that is wanted and fits."""
+    """Return what smooths whole slices ahead of training, where that is of use and fits."""
     model = config.model
     width = model.smoothing_rounds * metadata.num_genes
     needed = 4 * width * metadata.splits["train"].cells
-    wanted = config.diffusion.position_frame == "registered" and not config.masking.enable
-    if not wanted or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
+    is_used = config.diffusion.position_frame == "registered" and not config.masking.enable
+    if not is_used or not width or config.data.loading.streaming or needed > MOST_SMOOTHED_BYTES:
         return None
 
     return lambda expression: smoothed_slice(expression, model, device)

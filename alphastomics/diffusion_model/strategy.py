@@ -1,4 +1,4 @@
-"""On what a run is spread: settings and the machine enter, Lightning's strategy leaves."""
+"""The parallel strategy: settings and the machine enter, Lightning's strategy leaves."""
 
 import importlib.util
 import logging
@@ -122,8 +122,8 @@ def deepspeed_strategy(config: Config, backend: str) -> Strategy:
     return ZeroStrategy(stage, training.gradient_clip_val, backend)
 
 
-def stand_back(trainer: pl.Trainer) -> None:
-    """Leave the words to the first rank, and let this one end at once until training begins.
+def quiet_other_ranks(trainer: pl.Trainer) -> None:
+    """Log on the first rank alone, and let the others end at once until training begins.
 
     It may be waiting for a rank that has refused, inside torch, where Python handles no signal; and
     it has written nothing that would need cleaning up.

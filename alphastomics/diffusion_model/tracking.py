@@ -11,11 +11,11 @@ from lightning.pytorch.loggers import WandbLogger
 from alphastomics.config import LoggingConfig
 
 WANDB_HOST = "https://api.wandb.ai"
-Mode = Literal["online", "offline", "disabled", "shared"]
-MODES: tuple[Mode, ...] = ("online", "offline", "disabled", "shared")
+WandbMode = Literal["online", "offline", "disabled", "shared"]
+MODES: tuple[WandbMode, ...] = ("online", "offline", "disabled", "shared")
 
 
-def wandb_mode() -> Mode:
+def wandb_mode() -> WandbMode:
     """Return how a run is tracked: WANDB_MODE, or online with a key, or offline."""
     asked = os.environ.get("WANDB_MODE", "")
     named = next((mode for mode in MODES if mode == asked), None)

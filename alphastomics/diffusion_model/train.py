@@ -24,9 +24,9 @@ from alphastomics.diffusion_model.callbacks import (
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
     ChecksummedCheckpointIO,
-    card_of,
     export_weights,
     load_module,
+    model_metadata,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
@@ -40,8 +40,8 @@ from alphastomics.diffusion_model.strategy import (
     choose_devices,
     choose_precision,
     choose_strategy,
+    quiet_other_ranks,
     shard_model,
-    stand_back,
 )
 from alphastomics.diffusion_model.tracking import wandb_logger
 from alphastomics.diffusion_model.trainer_module import scale_of_metadata
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 RESTORE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
-class Request(NamedTuple):
+class TrainRequest(NamedTuple):
     """What a caller asks for beside the settings."""
 
     resume: str | None = None
@@ -103,7 +103,7 @@ class TrainedModule(AlphaSTomicsModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale."""
-        checkpoint[OWN_KEY] = card_of(self, self.genes)
+        checkpoint[OWN_KEY] = model_metadata(self, self.genes)
 
 
 def check_data(config: Config, metadata: Metadata) -> None:
@@ -128,7 +128,7 @@ def check_data(config: Config, metadata: Metadata) -> None:
         )
 
 
-def resume_path(request: Request, folder: RunFolder) -> Path | None:
+def resume_path(request: TrainRequest, folder: RunFolder) -> Path | None:
     """Return the checkpoint to go on from; `last` in a folder without one starts anew."""
     if request.resume is None:
         return None
@@ -159,9 +159,9 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
 
 
 def position_scale(config: Config, metadata: Metadata) -> float:
-    """Return what becomes 1 inside the model: the spread of the cells of a set, one number.
+    """Return what becomes 1 inside the model: the root mean square coordinate of a set.
 
-    A set drawn across slices spreads as the whole data set does, one of a slice as slices do.
+    A set drawn across slices extends as far as the whole dataset, one of a slice as far as slices.
     """
     scale = scale_of_metadata(metadata, mixed=mixes_slices(config, metadata))
     assert scale is not None  # there are training cells: checked before
@@ -185,7 +185,7 @@ def quiet_lightning() -> None:
 def make_callbacks(
     config: Config, folder: RunFolder, progress: Progress, keeper: Keeper, split: TimeSplit | None
 ) -> list[pl.Callback]:
-    """Return all that watches a run, in the order in which it is told."""
+    """Return the callbacks of a run, in the order in which they are called."""
     return [
         Monitor(config.logging.log_every_n_steps),
         progress,
@@ -254,7 +254,7 @@ def make_loaders(
 
 def train(
     config: Config,
-    request: Request,
+    request: TrainRequest,
     *,
     holdout: Holdout | None = None,
     has_validation: bool = True,
@@ -286,14 +286,14 @@ def train(
     callbacks = make_callbacks(config, folder, progress, keeper, split)
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
-    asked = {"resume": request.resume is not None, "overwrite": request.overwrite}
+    options = {"resume": request.resume is not None, "overwrite": request.overwrite}
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
     trainer = make_trainer(config, folder, callbacks, csv_log)
-    stand_back(trainer)
+    quiet_other_ranks(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
         if first:  # all that can be refused is, before anything is written
-            folder.require_free(checkpoint, **asked)
+            folder.require_free(checkpoint, **options)
         module = make_module(config, metadata)
         training, validation = make_loaders(config, metadata, trainer, holdout)
         if config.diffusion.position_frame == "registered":
@@ -303,7 +303,7 @@ def train(
         if before is not None and checkpoint is not None:
             require_same_order(training, before, checkpoint)
         if first:
-            folder.prepare(config, checkpoint, **asked)
+            folder.prepare(config, checkpoint, **options)
             csv_log.start(0 if before is None else before.logged_bytes)
             for line in plan:
                 logger.info("%s", line)
@@ -315,7 +315,7 @@ def train(
 
 
 def make_module(config: Config, metadata: Metadata) -> TrainedModule:
-    """Build the network from the run's seed, and tell it and the log what it is trained on."""
+    """Build the network from the run's seed, and describe it and its data in the log."""
     seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
     module = TrainedModule(
         config, metadata.num_genes, position_scale=position_scale(config, metadata)
@@ -325,7 +325,7 @@ def make_module(config: Config, metadata: Metadata) -> TrainedModule:
     module.slice_names = [record.name for record in metadata.slices]
     module.training_digest = metadata.training_digest
     z_values = {record.z for record in metadata.slices}
-    module.flat = None not in z_values and (
+    module.planar = None not in z_values and (
         len(z_values) == 1 or not mixes_slices(config, metadata)
     )
     describe(module, metadata, config.data.loading.set_size or config.training.batch_size)

@@ -75,8 +75,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.slice_names: list[str] = []
         # What was done to the expression that the module is trained on; None where nobody said.
         self.normalization: dict[str, Any] | None = None
-        # Whether every set that it is trained on lies in a plane: so does what it makes of nothing.
-        self.flat = False
+        # Whether every set that it is trained on lies in a plane: so does new tissue.
+        self.planar = False
         # By what it knows its training cells again; None where nobody said.
         self.training_digest: str | None = None
 
@@ -131,13 +131,13 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
             self.normalization = metadata.normalization.model_dump()
             self.slice_names = [record.name for record in metadata.slices]
             self.training_digest = metadata.training_digest
-            self.flat = None not in z_values and (len(z_values) == 1 or not mixed)
+            self.planar = None not in z_values and (len(z_values) == 1 or not mixed)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale, and the checksum of it all."""
-        from alphastomics.diffusion_model.checkpoint import sign
+        from alphastomics.diffusion_model.checkpoint import add_model_metadata
 
-        sign(checkpoint, self)
+        add_model_metadata(checkpoint, self)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

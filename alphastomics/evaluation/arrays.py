@@ -45,7 +45,7 @@ def checked_positions(
         Cells without which the metric is undefined.
     """
     tensor = as_tensor(positions).double()
-    require_cells(len(tensor), what, least=least)
+    require_enough_cells(len(tensor), what, least=least)
     require_finite(torch.isfinite(tensor), what)
     return tensor
 
@@ -68,7 +68,7 @@ def require_same_shape(predicted: Array, true: Array, what: str) -> None:
         )
 
 
-def require_cells(count: int, what: str, *, least: int) -> None:
+def require_enough_cells(count: int, what: str, *, least: int) -> None:
     """Refuse a slice with fewer cells than a metric needs."""
     if count < least:
         raise InputError(

@@ -25,7 +25,7 @@ from sklearn.metrics import (
 from sklearn.neighbors import KNeighborsClassifier
 
 from alphastomics.errors import InputError
-from alphastomics.evaluation.arrays import Array, as_tensor, require_cells, require_finite
+from alphastomics.evaluation.arrays import Array, as_tensor, require_enough_cells, require_finite
 
 Labels = Sequence[object] | ndarray
 
@@ -53,7 +53,7 @@ def cluster_scores(predicted: Labels, true: Labels) -> ClusterScores:
             f"labels: predicted have shape {labels.shape}, true {real.shape}: "
             "give one label a cell."
         )
-    require_cells(len(real), "labels", least=1)
+    require_enough_cells(len(real), "labels", least=1)
     return ClusterScores(
         float(adjusted_rand_score(real, labels)),
         float(normalized_mutual_info_score(real, labels)),
@@ -113,7 +113,7 @@ class TypedCells:
 
 def _checked(expression: Float[Array, "N G"], what: str, *, least: int) -> Float32[ndarray, "N G"]:
     values = as_tensor(expression)
-    require_cells(len(values), what, least=least)
+    require_enough_cells(len(values), what, least=least)
     require_finite(torch.isfinite(values), what)
     return values.float().cpu().numpy()
 

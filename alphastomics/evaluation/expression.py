@@ -18,7 +18,7 @@ from alphastomics.evaluation.arrays import (
     Array,
     as_tensor,
     over_blocks,
-    require_cells,
+    require_enough_cells,
     require_finite,
     require_same_shape,
     spans,
@@ -93,7 +93,7 @@ def _checked(
     require_same_shape(predicted, true, "expression values")
     y = as_tensor(true)
     x, mask = as_tensor(predicted).to(y.device), torch.as_tensor(measured, device=y.device)
-    require_cells(len(y), "expression", least=1)
+    require_enough_cells(len(y), "expression", least=1)
     if not bool(mask.any()):
         raise InputError("expression: no gene is marked as measured, so that none can be scored.")
     require_finite(torch.isfinite(x) | ~mask, "predicted expression")

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Literal
 
-Kind = Literal["model", "baseline", "oracle", "reference", "chance"]
+MethodKind = Literal["model", "baseline", "oracle", "reference", "chance"]
 MODEL, MODEL_SAMPLE = "alphastomics", "alphastomics sample"
 CENTROIDS, TRUE_EXPRESSION = "class centroid oracle", "true expression"
 SAME_SLICE, OTHER_HALF, OTHER_SLICE = "real, same slice", "real, other half", "real, other slice"
 SHUFFLED, SHUFFLED_GENES = "shuffled", "genes shuffled"
 # All that is not listed is a baseline.
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, MethodKind] = {
     MODEL: "model",
     MODEL_SAMPLE: "model",
     CENTROIDS: "oracle",
@@ -22,7 +22,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def kind_of(method: str) -> Kind:
+def kind_of(method: str) -> MethodKind:
     """Say what a compared method is."""
     return KINDS.get(method, "baseline")
 

@@ -26,7 +26,7 @@ from alphastomics.evaluation.arrays import (
     checked_positions,
     over_blocks,
     position_pair,
-    require_cells,
+    require_enough_cells,
     require_finite,
     spans,
 )
@@ -90,7 +90,7 @@ def morans_i(
 ) -> Float64[Tensor, " G"]:
     """Moran's I of each gene; NaN for a gene that is constant, as in scanpy and squidpy."""
     values = as_tensor(expression)
-    require_cells(len(values), "expression", least=2)
+    require_enough_cells(len(values), "expression", least=2)
     require_finite(torch.isfinite(values), "expression")
     graph = neighbours.to(values.device)
     result = torch.empty(values.shape[1], dtype=torch.float64, device=values.device)

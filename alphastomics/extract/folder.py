@@ -35,7 +35,7 @@ LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers
 ExtractMode = Literal["encoder", "transformer", "all_layers"]
 
 
-class Request(NamedTuple):
+class ExtractRequest(NamedTuple):
     """What a caller asks for beside the settings.
 
     Attributes
@@ -56,7 +56,7 @@ class Request(NamedTuple):
     input_data: Path | None = None
 
 
-class Labels(NamedTuple):
+class CellLabels(NamedTuple):
     """What is known of each embedded cell: numbers, one a row."""
 
     cell_id: np.ndarray
@@ -64,12 +64,12 @@ class Labels(NamedTuple):
     cell_type: np.ndarray
     split: np.ndarray
 
-    def take(self, rows: Int64[np.ndarray, " N"]) -> "Labels":
+    def take(self, rows: Int64[np.ndarray, " N"]) -> "CellLabels":
         """Return some rows, in the order asked for."""
-        return Labels(*(column[rows] for column in self))
+        return CellLabels(*(column[rows] for column in self))
 
 
-def extract(config: Config, request: Request) -> dict[str, Any]:
+def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
     """Write an embedding per cell; return a summary."""
     output = chosen_output(config.extract, request.given)
     require_target(output, overwrite=request.overwrite)
@@ -82,7 +82,7 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
     seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch_size = config.training.batch_size if "batch_size" in request.given else None
-    loaders = make_loaders(module.config, metadata, config, batch_size, device)
+    loaders = make_split_loaders(module.config, metadata, config, batch_size, device)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         unordered, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
         mode = config.extract.mode
@@ -99,10 +99,10 @@ def extract(config: Config, request: Request) -> dict[str, Any]:
         with replacing(output) as partial:
             WRITERS[output.suffix](partial, stored(ordered, shape), content)
     shown = loaders[0].shape.set_size, loaders[0].draw.kind
-    return summary(output, mode, shape, *shown)
+    return extract_summary(output, mode, shape, *shown)
 
 
-def summary(
+def extract_summary(
     output: Path, mode: ExtractMode, shape: tuple[int, ...], set_size: int, set_draw: str
 ) -> dict[str, Any]:
     """Say what was written."""
@@ -163,7 +163,7 @@ def cells_to_embed(metadata: Metadata, limit: int | None, where: str) -> list[in
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def make_loaders(
+def make_split_loaders(
     trained: Config,
     metadata: Metadata,
     config: Config,
@@ -228,12 +228,12 @@ def embed_cells(
     loaders: Sequence[BatchLoader],
     counts: Sequence[int],
     unordered: Path,
-) -> tuple[tuple[int, ...], Labels]:
+) -> tuple[tuple[int, ...], CellLabels]:
     """Append the embeddings of cells to a file as they are drawn; return its shape and labels.
 
     The first `counts` cells that each split draws are kept; no set is drawn after them.
     """
-    parts_of_labels: list[Labels] = []
+    parts_of_labels: list[CellLabels] = []
     width: tuple[int, ...] = ()
     with track("extract", sum(counts), "cells") as advance, unordered.open("wb") as file:
         for split, (loader, count) in enumerate(zip(loaders, counts, strict=True)):
@@ -245,7 +245,7 @@ def embed_cells(
                 width = kept.shape[1:]
                 parts_of_labels.append(labels_of(batch, rows, split))
                 advance(len(rows))
-    labels = Labels(*(np.concatenate(parts) for parts in zip(*parts_of_labels, strict=True)))
+    labels = CellLabels(*(np.concatenate(parts) for parts in zip(*parts_of_labels, strict=True)))
     assert len(np.unique(labels.cell_id)) == sum(counts), "a cell was drawn twice, or not at all"
     return (sum(counts), *width), labels
 
@@ -275,9 +275,9 @@ def rows_to_keep(
             return
 
 
-def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> Labels:
+def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> CellLabels:
     """Return the labels of the cells in some rows of a batch."""
-    return Labels(
+    return CellLabels(
         batch.cell_id.flatten().numpy()[rows],
         batch.slice_id.flatten().numpy()[rows].astype(np.int32),
         batch.cell_type.flatten().numpy()[rows].astype(np.int32),
@@ -320,7 +320,7 @@ def cell_names(
 
 
 def columns(
-    labels: Labels, names: list[str], metadata: Metadata, mode: ExtractMode
+    labels: CellLabels, names: list[str], metadata: Metadata, mode: ExtractMode
 ) -> dict[str, Column]:
     """Return all that is written beside the embedding, under its names."""
     return {

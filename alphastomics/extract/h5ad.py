@@ -26,12 +26,12 @@ from alphastomics.diffusion_model.randomness import seed_everything, stream_seed
 from alphastomics.errors import InputError
 from alphastomics.extract.files import write_obsm
 from alphastomics.extract.folder import (
-    Request,
+    ExtractRequest,
     embedding,
+    extract_summary,
     require_finite_rows,
     require_target,
     stored,
-    summary,
 )
 from alphastomics.io.files import replacing, require_file, require_space
 from alphastomics.io.progress import track
@@ -89,11 +89,11 @@ class Source(NamedTuple):
             yield start, min(start + ROWS_AT_A_TIME, len(self.slice_id))
 
 
-def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
+def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     """Write a copy of the file with an embedding per cell; return a summary."""
     path = request.input_data
     assert path is not None
-    output = chosen_output(config.extract, path, request.given)
+    output = chosen_h5ad_output(config.extract, path, request.given)
     require_target(output, overwrite=request.overwrite)
     # The input itself may be the output: all that it holds stays, and embeddings are added.
     require_not_read(output, request.checkpoint)
@@ -109,16 +109,16 @@ def extract_h5ad(config: Config, request: Request) -> dict[str, Any]:
     set_size = trained.data.loading.set_size or batch_size
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
-        shape = embed_cells(module, genes, path, config, set_size, rows)
+        shape = embed_h5ad_cells(module, genes, path, config, set_size, rows)
         require_space(output.parent, rows.stat().st_size + path.stat().st_size)
         with replacing(output) as partial:
             shutil.copyfile(path, partial)
             with h5py.File(partial, "r+") as file:
                 keys = write_obsm(file, stored(rows, shape))
-    return {**summary(output, mode, shape, set_size, "slice"), "keys": keys}
+    return {**extract_summary(output, mode, shape, set_size, "slice"), "keys": keys}
 
 
-def embed_cells(
+def embed_h5ad_cells(
     module: AlphaSTomicsModule,
     genes: list[str],
     path: Path,
@@ -133,7 +133,7 @@ def embed_cells(
         return embed_file(module, source, moments, config, set_size, target)
 
 
-def chosen_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:
+def chosen_h5ad_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:
     """Return the output file: the one named, or one beside the input; it is an .h5ad."""
     if path.suffix != ".h5ad":
         raise InputError(f"{path}: expected an .h5ad file for --input_data")
@@ -243,7 +243,7 @@ def embed_file(
             for rows in sets_of(codes, set_size, stream_seed(seed, "extract", start)):
                 moment = None if moments is None else moments[codes[rows[0]]]
                 expression = standardised(values[rows], moment, source.measured)
-                batch = batch_of(expression, position[rows], source.measured)
+                batch = batch_of_set(expression, position[rows], source.measured)
                 hidden = embedding(
                     module, batch.to(module.device), mode, has_position=has_position
                 )[0]
@@ -280,7 +280,7 @@ def standardised(
     return dense.astype(np.float32)
 
 
-def batch_of(
+def batch_of_set(
     expression: Float32[np.ndarray, "M G"],
     position: Float[np.ndarray, "M 3"],
     measured: Bool[np.ndarray, " G"],

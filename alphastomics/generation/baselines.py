@@ -107,7 +107,7 @@ def say_which_cells(number: int, tree_cells: int) -> None:
 
 def _with_smoothed(cells: InputCells, rows: np.ndarray) -> Float32[np.ndarray, "M F"]:
     """Return the expression of some cells beside its smoothed version."""
-    return np.hstack([cells.expression[rows], smoothed_expression(cells, rows)])
+    return np.hstack([cells.expression[rows], smoothed_within_slices(cells, rows)])
 
 
 def centred_positions(cells: InputCells) -> Float32[np.ndarray, "N 3"]:
@@ -120,7 +120,7 @@ def centred_positions(cells: InputCells) -> Float32[np.ndarray, "N 3"]:
     return position.astype(np.float32)
 
 
-def smoothed_expression(cells: InputCells, chosen: np.ndarray) -> Float32[np.ndarray, "M F"]:
+def smoothed_within_slices(cells: InputCells, chosen: np.ndarray) -> Float32[np.ndarray, "M F"]:
     """Average expression over its nearest neighbours within each slice, as the network does.
 
     All cells of a slice are averaged over; only those of the `chosen` rows, in order, are returned.

@@ -21,7 +21,7 @@ ANCHOR_SHARE = 0.125
 LEAST_ANCHORS = 4  # three fix a frame in space, and one says which side is up
 
 
-class Plan(NamedTuple):
+class ChunkPlan(NamedTuple):
     """Anchors, which are in every chunk, and the further cells of each chunk."""
 
     anchors: Int64[np.ndarray, " A"]
@@ -55,10 +55,10 @@ class Seam(NamedTuple):
     relative: float
 
 
-def plan_chunks(num_cells: int, max_set_size: int, seed: int) -> Plan:
+def plan_chunks(num_cells: int, max_set_size: int, seed: int) -> ChunkPlan:
     """Cut a slice into chunks of at most `max_set_size` cells; one without anchors if it fits."""
     if num_cells <= max_set_size:
-        return Plan(np.empty(0, np.int64), [np.arange(num_cells)])
+        return ChunkPlan(np.empty(0, np.int64), [np.arange(num_cells)])
     num_anchors = max(LEAST_ANCHORS, round(max_set_size * ANCHOR_SHARE))
     capacity = max_set_size - num_anchors
     if capacity < LEAST_ANCHORS:
@@ -69,7 +69,7 @@ def plan_chunks(num_cells: int, max_set_size: int, seed: int) -> Plan:
     order = np.random.default_rng(seed).permutation(num_cells)
     rest = order[num_anchors:]
     parts = np.array_split(rest, math.ceil(len(rest) / capacity))
-    return Plan(np.sort(order[:num_anchors]), [np.sort(part) for part in parts])
+    return ChunkPlan(np.sort(order[:num_anchors]), [np.sort(part) for part in parts])
 
 
 def onto_anchors(
@@ -84,7 +84,7 @@ def onto_anchors(
     return moved_onto(chunk, target, everything, first, reflection=reflection)
 
 
-def joined(plan: Plan, chunks: list[Float[Tensor, "1 _ K"]]) -> Float[Tensor, "1 N K"]:
+def joined_chunks(plan: ChunkPlan, chunks: list[Float[Tensor, "1 _ K"]]) -> Float[Tensor, "1 N K"]:
     """Put the cells of all chunks into one slice; the anchors are those of the first."""
     num_cells = len(plan.anchors) + sum(map(len, plan.parts))
     whole = chunks[0].new_empty(1, num_cells, chunks[0].shape[2])

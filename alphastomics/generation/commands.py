@@ -36,8 +36,8 @@ from alphastomics.generation.output import (
     UNCALIBRATED,
     read_original,
     refuse_existing,
-    write_h5ad,
-    write_pt,
+    write_generated_h5ad,
+    write_generated_pt,
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import write_text
@@ -173,7 +173,7 @@ def sample(
     training = training_cells(module, genes, near) if reads else None
     generated = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
     if input_data is None:
-        cells, generated = as_tissue(cells, generated, planar=module.flat)
+        cells, generated = as_tissue(cells, generated, planar=module.planar)
     frame_fits: list[FrameFit] = []
     if known is not None and frame is not None:
         cells, generated, frame_fits = into_frame(
@@ -184,9 +184,9 @@ def sample(
         )
         cells = replace(cells, position=generated.position) if input_data is None else cells
     if target.suffix == ".pt":
-        write_pt(target, generated, cells, frame_fits)
+        write_generated_pt(target, generated, cells, frame_fits)
     else:
-        write_h5ad(target, original, generated, cells, genes, mode, frame_fits)
+        write_generated_h5ad(target, original, generated, cells, genes, mode, frame_fits)
     return summary_of(target, mode, cells)
 
 

@@ -16,7 +16,7 @@ from alphastomics.generation.frame import FrameFit
 from alphastomics.generation.generate import Generated
 from alphastomics.io.files import require_writable as require_writable_target
 from alphastomics.io.files import write_bytes
-from alphastomics.io.h5ad import write_h5ad as write_file
+from alphastomics.io.h5ad import write_anndata as write_file
 from alphastomics.io.h5ad import write_scratch
 from alphastomics.preprocessing.anndata_file import reading
 from alphastomics.tasks import EXPR_TO_POS, TASKS
@@ -48,7 +48,7 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
     require_writable_target(path)
 
 
-def write_pt(
+def write_generated_pt(
     path: Path, generated: Generated, cells: InputCells, frame_fits: Sequence[FrameFit]
 ) -> None:
     """Write tensors and plain data."""
@@ -80,11 +80,11 @@ def read_original(source: Path | None) -> Any | None:
 
     with reading(source, "the whole of it"):
         data = anndata.read_h5ad(source)
-    require_writable(source, data)
+    require_storable(source, data)
     return data
 
 
-def require_writable(source: Path, data: Any) -> None:
+def require_storable(source: Path, data: Any) -> None:
     """Refuse what anndata reads and cannot write: other programs put such things into a file."""
     tables = {slot: getattr(data, slot) for slot in ("obs", "var")}
     parts = {f"{slot}[{key!r}]": table[[key]] for slot, table in tables.items() for key in table}
@@ -108,7 +108,7 @@ def first_rows(value: Any) -> Any:
     return value.iloc[:2] if hasattr(value, "iloc") else value[:2]
 
 
-def write_h5ad(
+def write_generated_h5ad(
     path: Path,
     original: Any | None,
     generated: Generated,
@@ -141,7 +141,7 @@ def put_into(
         if task.is_conditional:
             data.obsm[STD_KEY] = generated.position_std[:, : cells.dims]
     if task.generates_expression:
-        columns = columns_of(list(data.var_names), genes)
+        columns = gene_columns(list(data.var_names), genes)
         data.layers[LAYER_KEY] = widened(generated.expression, columns, data.n_vars)
         if task.is_conditional:
             data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns, data.n_vars)
@@ -201,7 +201,7 @@ def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
     return data
 
 
-def columns_of(names: Sequence[str], genes: Sequence[str]) -> list[tuple[int, int]]:
+def gene_columns(names: Sequence[str], genes: Sequence[str]) -> list[tuple[int, int]]:
     """Pair the columns of a file with the model's genes."""
     column_of = {gene: number for number, gene in enumerate(genes)}
     return [(column, column_of[name]) for column, name in enumerate(names) if name in column_of]

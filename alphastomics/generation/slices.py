@@ -20,7 +20,7 @@ from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.chunks import disagreement, joined, onto_anchors, plan_chunks
+from alphastomics.generation.chunks import disagreement, joined_chunks, onto_anchors, plan_chunks
 from alphastomics.io.progress import Advance
 from alphastomics.tasks import TASKS
 
@@ -161,7 +161,7 @@ class SliceSampler:
         if not num_known:
             return Known()
         is_known = (torch.arange(shape[1], device=self.device) < num_known).expand(shape[:2])
-        return Known(genes=is_known[..., None].expand(shape), placed=is_known)
+        return Known(genes=is_known[..., None].expand(shape), positions=is_known)
 
     def fitted(self, state: State, earlier: list[State]) -> State:
         """Rotate the positions of a later chunk onto the anchors of the first."""
@@ -175,9 +175,9 @@ class SliceSampler:
         """Join what was generated, positions centred on the whole slice; what was given stays."""
         expression, position = self.whole
         if self.task.generates_expression:
-            expression = joined(self.plan, [chunk.expression for chunk in chunks])
+            expression = joined_chunks(self.plan, [chunk.expression for chunk in chunks])
         if self.task.generates_position:
-            position = joined(self.plan, [chunk.position for chunk in chunks])
+            position = joined_chunks(self.plan, [chunk.position for chunk in chunks])
             position = position - position.mean(1, keepdim=True)
         return State(expression, position)
 

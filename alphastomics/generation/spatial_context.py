@@ -30,7 +30,7 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class Cells:
+class KnownCells:
     """Known cells: where they lie, what they express, which genes were measured, their slice."""
 
     position: Float64[np.ndarray, "M D"]
@@ -42,9 +42,9 @@ class Cells:
         """Count the cells."""
         return len(self.position)
 
-    def rows(self, chosen: np.ndarray) -> "Cells":
+    def rows(self, chosen: np.ndarray) -> "KnownCells":
         """Return some of the cells."""
-        return Cells(
+        return KnownCells(
             self.position[chosen],
             self.expression[chosen],
             self.measured[chosen],
@@ -71,7 +71,7 @@ class SpatialContext:
         What the prediction leaves of each gene, (G): the error of left-out cells.
     """
 
-    def __init__(self, cells: Cells, *, across_slices: bool, seed: int) -> None:
+    def __init__(self, cells: KnownCells, *, across_slices: bool, seed: int) -> None:
         rng = np.random.default_rng(seed)
         if len(cells) > MOST_CELLS:
             cells = cells.rows(np.sort(rng.permutation(len(cells))[:MOST_CELLS]))
@@ -122,7 +122,7 @@ class SpatialContext:
         # A trend is not followed beyond the known cells.
         return [*seen, np.clip(position, low, high)]
 
-    def _means(self, position: np.ndarray, source: Cells) -> list[Float64[np.ndarray, "N G"]]:
+    def _means(self, position: np.ndarray, source: KnownCells) -> list[Float64[np.ndarray, "N G"]]:
         """Mean of the k nearest source cells, gene by gene over those measured, for all scales.
 
         A cell at the very position is taken for the one asked about, and never speaks for itself.

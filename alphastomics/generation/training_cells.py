@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.generation.cells import InputCells, read_processed
 from alphastomics.generation.notices import is_processed
-from alphastomics.generation.spatial_context import Cells, SpatialContext
+from alphastomics.generation.spatial_context import KnownCells, SpatialContext
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import METADATA_FILE
 
@@ -165,7 +165,7 @@ def fitted_context(
     if key not in contexts:
         assert known.position is not None
         contexts[key] = SpatialContext(
-            Cells(
+            KnownCells(
                 known.position[chosen].astype(np.float64),
                 known.expression[chosen],
                 known.measured[known.slice_id[chosen]],

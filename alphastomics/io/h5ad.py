@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
-def write_h5ad(path: Path, data: "AnnData", compression: str | None) -> None:
+def write_anndata(path: Path, data: "AnnData", compression: str | None) -> None:
     """Write an AnnData object, complete or not at all."""
     import h5py
     from anndata.io import write_elem

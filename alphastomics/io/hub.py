@@ -42,7 +42,7 @@ LICENCE_FIELDS = ("license", "license_name", "license_link")
 NO_LICENCE = {"license": "other", "license_name": "unknown"}
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, SERVER_ERROR = 401, 403, 404, 500
 
-Kind = Literal["dataset", "model"]
+RepoKind = Literal["dataset", "model"]
 Licence = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ class Connection:
 
     def publish(
         self,
-        kind: Kind,
+        kind: RepoKind,
         files: Mapping[str, Path],
         card: Callable[[Licence], str],
         *,
@@ -277,7 +277,7 @@ def licence_of(known: Any) -> Licence:
     return stated if "license" in stated else dict(NO_LICENCE)
 
 
-def licence_note(licence: Licence, kind: Kind) -> str:
+def licence_note(licence: Licence, kind: RepoKind) -> str:
     """Say in the card under which terms its content may be used."""
     if licence == NO_LICENCE:
         return (
@@ -286,10 +286,10 @@ def licence_note(licence: Licence, kind: Kind) -> str:
             "keeps it."
         )
     named = licence.get("license_name") or licence["license"]
-    return f"**Licence:** {plain(str(named))}"
+    return f"**Licence:** {plain_markdown(str(named))}"
 
 
-def plain(text: str) -> str:
+def plain_markdown(text: str) -> str:
     """Make a name from the data harmless in Markdown: every letter stands for itself."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     short = " ".join(printable.split())
@@ -309,4 +309,4 @@ def listed(names: list[str], shown: int, where: str) -> str:
         return "None given."
     more = len(names) - shown
     tail = f", … and {more:,} more in `{where}`" if more > 0 else ""
-    return f"{len(names):,}: {', '.join(map(plain, names[:shown]))}{tail}."
+    return f"{len(names):,}: {', '.join(map(plain_markdown, names[:shown]))}{tail}."

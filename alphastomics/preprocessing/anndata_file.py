@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_file
 
-Kind = Literal["csr", "csc", "dense"]
+MatrixKind = Literal["csr", "csc", "dense"]
 
 # What h5py, zarr and numpy raise on damaged content; each is the file's fault here.
 READ_ERRORS = (
@@ -217,7 +217,7 @@ class Expression:
             self.kind = self._kind()
             self.filled = self._check_structure()
 
-    def _kind(self) -> Kind:
+    def _kind(self) -> MatrixKind:
         if not is_group(self.element):
             if len(self.element.shape) != 2 or self.element.dtype.kind not in "biuf":
                 raise InputError(
@@ -284,7 +284,7 @@ class Expression:
         return self.rows(0, self.cells)
 
     def _finite(self, values: csr_array, start: int) -> csr_array:
-        require_finite(self.path, values, start)
+        require_finite_values(self.path, values, start)
         values.sum_duplicates()
         values.eliminate_zeros()
         return values
@@ -296,7 +296,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32, copy=False)
 
 
-def require_finite(path: Path, values: csr_array, first_row: int) -> None:
+def require_finite_values(path: Path, values: csr_array, first_row: int) -> None:
     """Refuse NaN and infinity in X, with the first cell that has one."""
     bad = np.flatnonzero(~np.isfinite(values.data))
     if len(bad):

@@ -25,10 +25,10 @@ from alphastomics.preprocessing.inspection import (
     slice_codes,
 )
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
-from alphastomics.preprocessing.parts import Cells, to_batch, write_arrays, write_part
+from alphastomics.preprocessing.parts import SparseCellTable, to_batch, write_arrays, write_part
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
-from alphastomics.preprocessing.row_arrays import Compact, packed
-from alphastomics.preprocessing.transpose import read_rows
+from alphastomics.preprocessing.row_arrays import Compact, packed_moments
+from alphastomics.preprocessing.transpose import read_chunk_rows
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
 def _read_counts(task: ChunkTask, root: Any) -> csr_array:
     size = task.stop - task.start
     if task.transposed is not None:
-        return read_rows(task.transposed, size, len(task.inspection.genes))
+        return read_chunk_rows(task.transposed, size, len(task.inspection.genes))
     expression = Expression(
         task.inspection.path, root, task.inspection.cells, len(task.inspection.genes)
     )
@@ -145,7 +145,7 @@ def _runs(task: ChunkTask, slices: Int64[np.ndarray, " N"]) -> list[tuple[int, i
 
 def _cells(
     task: ChunkTask, root: Any, obs: Frame, values: csr_array, slices: Int64[np.ndarray, " N"]
-) -> Cells:
+) -> SparseCellTable:
     """Gather the columns of a chunk, sorted by slice; `cell_id` counts within the slice."""
     order = np.argsort(slices, kind="stable")
     sizes = np.bincount(slices, minlength=len(task.first_rows))
@@ -156,7 +156,7 @@ def _cells(
     if task.z is not None:
         height = np.array(task.z, dtype=np.float64)[slices]
         position = np.concatenate([plane, height[:, None]], axis=1)
-    return Cells(
+    return SparseCellTable(
         values[order],
         position[order],
         _cell_types(task, obs)[order],
@@ -175,8 +175,8 @@ def _cell_types(task: ChunkTask, obs: Frame) -> np.ndarray:
     return number[codes].astype(np.int32)
 
 
-def _moments(cells: Cells, runs: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
+def _moments(cells: SparseCellTable, runs: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
     """Gather the moments of every slice's genes in a part."""
     edges = np.cumsum([0, *(size for _, _, size in runs)])
     parts = (cells.values[start:stop] for start, stop in pairwise(edges))
-    return packed([Compact.of(moments_of_sparse(part)) for part in parts])
+    return packed_moments([Compact.of(moments_of_sparse(part)) for part in parts])

@@ -197,8 +197,8 @@ def _finished(
             "--overwrite to start again, or another --output_dir"
         )
     for old, new in zip(before, datasets, strict=True):
-        resume.require_same(old, new, folder)
-    resume.require_same(known.provenance.request, request, folder)
+        resume.require_same_request(old, new, folder)
+    resume.require_same_request(known.provenance.request, request, folder)
     files = {shard.file: shard.sha256 for split in known.splits.values() for shard in split.shards}
     if known.scaling_sha256 is not None:
         files[SCALING_FILE] = known.scaling_sha256

@@ -30,7 +30,7 @@ class Flags(Loose):
     z_spacing: Annotated[Number, Field(gt=0)] | Annotated[int, Field(gt=0)]
 
 
-class Request(Loose):
+class DatasetRequest(Loose):
     """What was asked for."""
 
     name: str
@@ -62,7 +62,7 @@ class DatasetRecord(Loose):
     """All of dataset.json."""
 
     name: str
-    request: Request
+    request: DatasetRequest
     genes: Annotated[list[str], Field(min_length=1)]
     cell_types: list[str] | None
     slices: Annotated[list[Slice], Field(min_length=1)]

@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from alphastomics.errors import InputError
 from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.dataset_record import first_fault
-from alphastomics.preprocessing.genes import require_same, union_of
+from alphastomics.preprocessing.genes import require_same_gene_lists, union_of
 from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load
 from alphastomics.preprocessing.row_arrays import read_rows
 from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, STATISTICS_FILE
@@ -89,7 +89,9 @@ def merge(folders: list[Path]) -> Merged:
         raise InputError(f"{broken / DATASET_FILE}: is damaged: run stage1 again with --overwrite")
     for source, dataset in zip(sources, datasets, strict=True):
         require_sound(dataset, source / DATASET_FILE)
-        require_same(datasets[0]["genes"], dataset["genes"], str(folders[0]), str(source))
+        require_same_gene_lists(
+            datasets[0]["genes"], dataset["genes"], str(folders[0]), str(source)
+        )
     _check_flags(sources, datasets)
     flags = [dataset["request"]["flags"] for dataset in datasets]
     _warn_of_repeated_files(datasets)

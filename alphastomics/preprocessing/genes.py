@@ -130,7 +130,9 @@ def align(file_genes: Sequence[str], listed: Sequence[str], path: Path) -> Align
     return Alignment(np.array(columns), np.array(targets), len(listed))
 
 
-def require_same(first: Sequence[str], second: Sequence[str], first_name: str, name: str) -> None:
+def require_same_gene_lists(
+    first: Sequence[str], second: Sequence[str], first_name: str, name: str
+) -> None:
     """Refuse two datasets whose gene lists differ, and show where they part."""
     if list(first) == list(second):
         return

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Int64
 
 from alphastomics.preprocessing.schema import Metadata
 
-Kind = Literal["sample", "slice", "block", "cells"]
+HoldoutKind = Literal["sample", "slice", "block", "cells"]
 Key = TypeVar("Key", int, str)
 
 HELD_OUT_SHARE = 0.2
@@ -31,7 +31,7 @@ HOLDOUT_STREAM = 7
 class Holdout:
     """Which training cells are held out: whole slices, or a share of every slice."""
 
-    kind: Kind
+    kind: HoldoutKind
     slices: tuple[int, ...]
     names: tuple[str, ...]
     seed: int

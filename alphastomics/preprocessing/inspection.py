@@ -20,7 +20,7 @@ from alphastomics.preprocessing.anndata_file import (
     SUFFIXES,
     Expression,
     Frame,
-    Kind,
+    MatrixKind,
     Positions,
     opened,
 )
@@ -72,7 +72,7 @@ class Inspection:
     name: str
     cells: int
     genes: tuple[str, ...]
-    kind: Kind
+    kind: MatrixKind
     chunk_rows: int
     slices: tuple[str, ...]
     chunk_counts: Int64[np.ndarray, "C S"]
@@ -143,7 +143,7 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def columns_of(path: Path) -> list[str]:
+def obs_column_names(path: Path) -> list[str]:
     """List the columns of obs."""
     with opened(path) as root:
         return sorted(Frame(path, root, "obs").columns)

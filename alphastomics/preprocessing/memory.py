@@ -10,7 +10,7 @@ import numpy as np
 from alphastomics.preprocessing import order
 from alphastomics.preprocessing.patches import patches
 from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined
+from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined_tables
 from alphastomics.preprocessing.streaming import Draw, cells_per_slice, mapped
 
 # The expression of a slice (N, G) enters, smoothed (N, F) it leaves.
@@ -78,7 +78,7 @@ class MemorySource:
         with self._lock:
             if self._table is None:
                 tables = mapped(pool, self.reader.read, self.reader.pieces)
-                table = joined(tables)
+                table = joined_tables(tables)
                 if self.chosen is not None:
                     rows = np.flatnonzero(self.chosen(table.slice_id, table.position))
                     table = table.take(rows)

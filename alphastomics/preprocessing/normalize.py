@@ -85,7 +85,7 @@ def standard_deviation(moments: Moments) -> Float64[np.ndarray, " C"]:
     return np.where(constant, 1.0, deviation)
 
 
-def standardized(
+def standardized_entries(
     values: csr_array, mean: Float64[np.ndarray, " G"], std: Float64[np.ndarray, " G"]
 ) -> csr_array:
     """Standardise the entries of one slice that are filled; `absent` has the others' value."""

@@ -27,7 +27,7 @@ MOST_OPEN_PARTS = 64
 WORK_BYTES = 16 << 20  # what a chunk of cells takes, counted once; a few copies are alive
 SHORTEST_RUN_BYTES = 64 << 10  # what is worth a read of its own in the shuffle
 
-# One value per cell: the fields of `Cells`, and the columns of parts and shards, in this order.
+# One value per cell: fields of `SparseCellTable`, and columns of parts and shards, in this order.
 CELL_COLUMNS = {
     "cell_type": pa.int32(),
     "slice_id": pa.int32(),
@@ -59,7 +59,7 @@ def shard_schema(storage: str, *, with_cell_type: bool) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class Cells:
+class SparseCellTable:
     """A table of cells; `cell_type` is -1 where there is none."""
 
     values: csr_array
@@ -73,27 +73,27 @@ class Cells:
         """Count the cells."""
         return len(self.cell_id)
 
-    def take(self, rows: Int64[np.ndarray, " M"]) -> "Cells":
+    def take(self, rows: Int64[np.ndarray, " M"]) -> "SparseCellTable":
         """Return these rows in this order."""
         columns = {
             name: column.take(pa.array(rows)) if isinstance(column, pa.Array) else column[rows]
             for name, column in self.columns().items()
         }
-        return Cells(self.values[rows], self.position[rows], **columns)
+        return SparseCellTable(self.values[rows], self.position[rows], **columns)
 
     def columns(self) -> dict[str, Any]:
         """Return what has one value per cell, by the name of its column."""
         return {name: getattr(self, name) for name in CELL_COLUMNS}
 
 
-def joined(tables: Sequence[Cells]) -> Cells:
+def joined_sparse_tables(tables: Sequence[SparseCellTable]) -> SparseCellTable:
     """Put tables one below the other."""
     columns = {}
     for name in CELL_COLUMNS:
         pieces = [getattr(table, name) for table in tables]
         of_arrow = isinstance(pieces[0], pa.Array)
         columns[name] = pa.concat_arrays(pieces) if of_arrow else np.concatenate(pieces)
-    return Cells(
+    return SparseCellTable(
         vstack([table.values for table in tables], format="csr"),
         np.concatenate([table.position for table in tables]),
         **columns,
@@ -126,7 +126,7 @@ def equal_vectors(values: np.ndarray) -> pa.ListArray:
     return vectors(values.reshape(-1), np.arange(rows + 1) * width)
 
 
-def arrow_columns(cells: Cells) -> dict[str, pa.Array]:
+def arrow_columns(cells: SparseCellTable) -> dict[str, pa.Array]:
     """Return what has one value per cell, as Arrow."""
     return {
         name: column if isinstance(column, pa.Array) else pa.array(column)
@@ -134,7 +134,7 @@ def arrow_columns(cells: Cells) -> dict[str, pa.Array]:
     }
 
 
-def to_batch(cells: Cells) -> pa.RecordBatch:
+def to_batch(cells: SparseCellTable) -> pa.RecordBatch:
     """Convert a table of cells into Arrow."""
     values = cells.values
     columns = [
@@ -146,7 +146,7 @@ def to_batch(cells: Cells) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=PART_SCHEMA)
 
 
-def from_batch(batch: pa.RecordBatch, num_genes: int) -> Cells:
+def from_batch(batch: pa.RecordBatch, num_genes: int) -> SparseCellTable:
     """Convert Arrow back into a table of cells, without copying its numbers."""
     index, value = batch["gene_index"], batch["gene_value"]
     entries = (value.flatten().to_numpy(), index.flatten().to_numpy(), index.offsets.to_numpy())
@@ -154,7 +154,7 @@ def from_batch(batch: pa.RecordBatch, num_genes: int) -> Cells:
         name: batch[name] if pa.types.is_string(kind) else batch[name].to_numpy()
         for name, kind in CELL_COLUMNS.items()
     }
-    return Cells(
+    return SparseCellTable(
         csr_array(entries, shape=(len(batch), num_genes)),
         batch["position"].flatten().to_numpy().reshape(-1, 3),
         **columns,
@@ -186,7 +186,7 @@ def write_part(path: Path, batches: dict[int, pa.RecordBatch]) -> None:
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 
 
-def read_part(content: bytes, num_genes: int) -> Cells:
+def read_part(content: bytes, num_genes: int) -> SparseCellTable:
     """Read a part of one record batch from the bytes of its file; ValueError where it is none."""
     with pa.ipc.open_file(pa.BufferReader(content)) as reader:
         if not reader.schema.equals(PART_SCHEMA) or reader.num_record_batches != 1:
@@ -226,7 +226,7 @@ class SortedParts:
         while self._open:
             self._open.popitem()[1][0].close()
 
-    def read(self, path: Path, bucket: int) -> Cells:
+    def read(self, path: Path, bucket: int) -> SparseCellTable:
         """Read the cells of one bucket from a part that has some."""
         if path not in self._open:
             if len(self._open) == MOST_OPEN_PARTS:

@@ -32,7 +32,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShufflePlan:
     """How many cells of each slice every bucket receives, and where the bucket belongs."""
 
     counts: Int64[np.ndarray, "K S"]
@@ -131,7 +131,7 @@ def shards_by_slice(
     return shards
 
 
-def make_plan(request: PlanRequest) -> Plan:
+def make_shuffle_plan(request: PlanRequest) -> ShufflePlan:
     """Plan the whole of stage 2."""
     counts, split_of, shard_of = [], [], []
     for split, cells in enumerate(draw_splits(request)):
@@ -146,17 +146,17 @@ def make_plan(request: PlanRequest) -> Plan:
             shard_of.extend([number] * len(buckets))
     table = np.array(counts, dtype=np.int64).reshape(-1, len(request.slice_sizes))
     where = np.array([split_of, shard_of], dtype=np.int64).reshape(2, -1)
-    return Plan(table, where[0], where[1], request.seed)
+    return ShufflePlan(table, where[0], where[1], request.seed)
 
 
-def destinations(plan: Plan, slice_number: int) -> Int64[np.ndarray, " N"]:
+def destinations(plan: ShufflePlan, slice_number: int) -> Int64[np.ndarray, " N"]:
     """Return the bucket of each cell of a slice."""
     counts = plan.counts[:, slice_number]
     rng = np.random.default_rng([plan.seed, SLICE_STREAM, slice_number])
     return rng.permutation(np.repeat(np.arange(len(counts)), counts))
 
 
-def order_in_bucket(plan: Plan, bucket: int) -> Int64[np.ndarray, " N"]:
+def order_in_bucket(plan: ShufflePlan, bucket: int) -> Int64[np.ndarray, " N"]:
     """Return the order in which a bucket's cells, sorted by cell id, are written."""
     rng = np.random.default_rng([plan.seed, BUCKET_STREAM, bucket])
     return rng.permutation(int(plan.counts[bucket].sum()))

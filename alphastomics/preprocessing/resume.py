@@ -93,7 +93,7 @@ def differences(before: Any, now: Any) -> list[str]:
     return changes
 
 
-def require_same(before: Any, now: dict[str, Any], folder: Path) -> None:
+def require_same_request(before: Any, now: dict[str, Any], folder: Path) -> None:
     """Refuse to go on in a folder that was begun with other inputs or settings."""
     changes = differences(before, now)
     if changes:

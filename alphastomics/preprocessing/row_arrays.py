@@ -96,7 +96,7 @@ class Compact(NamedTuple):
 NOTHING = Compact(0, np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
-def packed(moments: list[Compact]) -> dict[str, np.ndarray]:
+def packed_moments(moments: list[Compact]) -> dict[str, np.ndarray]:
     """Put the moments of several slices into a few arrays."""
     return {
         "count": np.array([moment.cells for moment in moments]),

@@ -296,7 +296,7 @@ class ShardReader:
         return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
 
 
-def joined(tables: list[CellTable]) -> CellTable:
+def joined_tables(tables: list[CellTable]) -> CellTable:
     """Put tables one below the other."""
     if len(tables) == 1:
         return tables[0]

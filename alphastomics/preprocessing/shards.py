@@ -22,14 +22,14 @@ from alphastomics.preprocessing.normalize import (
     Moments,
     densified,
     moments_of_dense,
-    standardized,
+    standardized_entries,
 )
 from alphastomics.preprocessing.parts import (
-    Cells,
     SortedParts,
+    SparseCellTable,
     arrow_columns,
     equal_vectors,
-    joined,
+    joined_sparse_tables,
     naming,
     read_part,
     shard_schema,
@@ -38,10 +38,10 @@ from alphastomics.preprocessing.parts import (
     write_part,
 )
 from alphastomics.preprocessing.plan import (
-    Plan,
     PlanRequest,
+    ShufflePlan,
     destinations,
-    make_plan,
+    make_shuffle_plan,
     order_in_bucket,
 )
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
@@ -51,7 +51,7 @@ ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to rea
 LONGEST_ROW_GROUP = 8192
 TRAIN = SPLITS.index("train")
 
-plan_of = lru_cache(maxsize=1)(make_plan)
+plan_of = lru_cache(maxsize=1)(make_shuffle_plan)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def sort_part(task: SortTask) -> dict[str, Any]:
     return marker
 
 
-def _read(part: Part, num_genes: int) -> Cells:
+def _read(part: Part, num_genes: int) -> SparseCellTable:
     """Read one of stage 1's parts, and make sure that it is what stage 1 wrote."""
     content = part.path.read_bytes()
     if hashlib.sha256(content).hexdigest() != part.sha256:
@@ -153,7 +153,7 @@ def _read(part: Part, num_genes: int) -> Cells:
     return cells
 
 
-def _standardized(task: SortTask, cells: Cells) -> Cells:
+def _standardized(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
     """Standardise each slice's run of rows."""
     if task.scaling is None:
         return cells
@@ -165,12 +165,14 @@ def _standardized(task: SortTask, cells: Cells) -> Cells:
     for (number, _, _), start, stop in zip(task.part.runs, edges[:-1], edges[1:], strict=True):
         first, last = values.indptr[start], values.indptr[stop]
         run = values[start:stop]
-        data[first:last] = standardized(run, np.array(mean[number]), np.array(std[number])).data
+        data[first:last] = standardized_entries(
+            run, np.array(mean[number]), np.array(std[number])
+        ).data
     values.data = data
     return cells
 
 
-def _renumbered(task: SortTask, cells: Cells) -> Cells:
+def _renumbered(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
     """Give slices, cells and cell types their merged numbers, and 2D slices their merged z."""
     sizes = [size for _, _, size in task.part.runs]
     numbers = np.array([number for number, _, _ in task.part.runs])
@@ -191,7 +193,7 @@ def _renumbered(task: SortTask, cells: Cells) -> Cells:
     )
 
 
-def _position_moments(cells: Cells, chosen: np.ndarray) -> list[dict[str, Any]]:
+def _position_moments(cells: SparseCellTable, chosen: np.ndarray) -> list[dict[str, Any]]:
     """Gather where the training cells of each slice lie."""
     records = []
     for number in np.unique(cells.slice_id[chosen]).tolist():
@@ -264,15 +266,17 @@ def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
     )
 
 
-def _gathered(task: ShardTask, plan: Plan, bucket: int, parts: SortedParts) -> Cells:
+def _gathered(
+    task: ShardTask, plan: ShufflePlan, bucket: int, parts: SortedParts
+) -> SparseCellTable:
     """Collect a bucket's cells from all parts and bring them into their final order."""
     paths = (task.folder / f"sorted-{number:06d}.arrow" for number in task.holders[bucket])
-    cells = joined([parts.read(path, bucket) for path in paths])
+    cells = joined_sparse_tables([parts.read(path, bucket) for path in paths])
     by_id = np.argsort(cells.cell_id, kind="stable")
     return cells.take(by_id[order_in_bucket(plan, bucket)])
 
 
-def _table(task: ShardTask, cells: Cells) -> pa.Table:
+def _table(task: ShardTask, cells: SparseCellTable) -> pa.Table:
     """Convert cells into the columns of a shard."""
     values = cells.values
     if task.storage == "sparse":
@@ -292,7 +296,7 @@ def _absent_value(task: ShardTask) -> Float32[np.ndarray, "S G"] | None:
     return None if task.absent_value is None else np.load(task.absent_value, mmap_mode="r")
 
 
-def _runs_of(plan: Plan, task: ShardTask) -> list[tuple[int, int]]:
+def _runs_of(plan: ShufflePlan, task: ShardTask) -> list[tuple[int, int]]:
     """List (slice, cells) of a shard whose slices lie together."""
     counts: Int64[np.ndarray, " S"] = plan.counts[plan.buckets_of(task.split, task.shard)].sum(
         axis=0

@@ -24,10 +24,10 @@ from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
 from alphastomics.preprocessing.inspection import (
     Inspection,
     InspectionTask,
-    columns_of,
     digest_of,
     find_inputs,
     is_generated,
+    obs_column_names,
     size_of,
 )
 from alphastomics.preprocessing.normalize import Moments, standard_deviation
@@ -94,7 +94,7 @@ def run(
         return dict(finished)
     begun = resume.load_marker(work / resume.REQUEST_FILE)
     if begun is not None and finished is None and not overwrite:
-        resume.require_same(begun, request, folder)
+        resume.require_same_request(begun, request, folder)
     old = owned.dataset_files(folder)
     if begun is None and old is None:
         _require_no_foreign_files(folder)
@@ -126,7 +126,7 @@ def _finished(folder: Path) -> dict[str, Any] | None:
 
 def checked(finished: dict[str, Any], folder: Path, request: dict[str, Any]) -> bool:
     """Refuse a finished dataset of another request; tell whether one of this request is whole."""
-    resume.require_same(finished.get("request"), request, folder)
+    resume.require_same_request(finished.get("request"), request, folder)
     return resume.checksum_holds(finished) and _is_whole(folder, finished)
 
 
@@ -193,7 +193,7 @@ def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection
     if key is not None and len(lacking) == len(inspections):
         raise InputError(
             f"{lacking[0]}: obs[{key!r}] is missing, in this and every other file (columns of obs: "
-            f"{', '.join(columns_of(lacking[0])) or 'none'}): check --cell_type_key"
+            f"{', '.join(obs_column_names(lacking[0])) or 'none'}): check --cell_type_key"
         )
     if key is not None and lacking:
         logger.warning(

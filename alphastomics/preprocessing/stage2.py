@@ -23,7 +23,7 @@ from alphastomics.preprocessing.frames import frame_notes, slice_extents
 from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY
 from alphastomics.preprocessing.normalize import Moments, merged
 from alphastomics.preprocessing.parts import rows_that_fit
-from alphastomics.preprocessing.plan import Plan, PlanRequest
+from alphastomics.preprocessing.plan import PlanRequest, ShufflePlan
 from alphastomics.preprocessing.row_arrays import write_rows
 from alphastomics.preprocessing.scaling import scaling_rows, write_scaling
 from alphastomics.preprocessing.schema import (
@@ -95,7 +95,7 @@ def run(
     begun = resume.load_marker(shuffle / resume.REQUEST_FILE)
     is_finished = (output_dir / METADATA_FILE).is_file()
     if begun is not None and not is_finished and not overwrite:
-        resume.require_same(begun, whole_request, output_dir)
+        resume.require_same_request(begun, whole_request, output_dir)
     require_ours(output_dir)
     old = _old_files(output_dir, shuffle)
     if begun != whole_request:
@@ -204,7 +204,7 @@ def _act(
     return metadata
 
 
-def _require_free_names(output_dir: Path, shuffle: Path, plan: Plan) -> None:
+def _require_free_names(output_dir: Path, shuffle: Path, plan: ShufflePlan) -> None:
     """Refuse to write a shard over a file that no record of ours lists."""
     ours = {*owned.replaced(shuffle), *owned.moved_in(shuffle, output_dir, "shard-*.json")}
     for split, name in enumerate(SPLITS):
@@ -330,7 +330,7 @@ def _root_mean_square(squares: Float64[np.ndarray, " 3"], count: int) -> float:
 def metadata_of(
     options: PreprocessingConfig,
     datasets: Merged,
-    plan: Plan,
+    plan: ShufflePlan,
     shards: list[dict[str, Any]],
     moments: list[dict[str, Any]],
     request: dict[str, Any],

@@ -23,7 +23,7 @@ from alphastomics.preprocessing.shard_reader import (
     Rows,
     ShardReader,
     empty_table,
-    joined,
+    joined_tables,
     put_rows,
 )
 
@@ -121,7 +121,7 @@ class WindowLoader:
     def read_joined(self, pieces: list[Piece]) -> CellTable:
         """Read the pieces of a window in their order."""
         keep = self._cut_group(pieces)
-        table = joined(mapped(self.pool, partial(self._piece, keep), pieces))
+        table = joined_tables(mapped(self.pool, partial(self._piece, keep), pieces))
         self._forget_all_but(keep)
         return table
 
@@ -206,7 +206,7 @@ class SliceStream:
         numbers = list(dict.fromkeys(cell_set.slice_number for cell_set in sets))
         pieces = [self.pieces_of(number) for number in numbers]
         flat = [piece for group in pieces for piece in group]
-        table = joined(mapped(pool, self.reader.read, flat))
+        table = joined_tables(mapped(pool, self.reader.read, flat))
         sizes = [sum(map(len, group)) for group in pieces]
         rows: dict[int, list[np.ndarray]] = {}
         first = 0

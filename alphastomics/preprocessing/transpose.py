@@ -14,7 +14,12 @@ import pyarrow as pa
 from scipy.sparse import coo_array, csr_array
 
 from alphastomics.io.files import replacing, sha256_of
-from alphastomics.preprocessing.anndata_file import Expression, opened, reading, require_finite
+from alphastomics.preprocessing.anndata_file import (
+    Expression,
+    opened,
+    reading,
+    require_finite_values,
+)
 from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY, Inspection
 from alphastomics.preprocessing.parts import WORK_BYTES, naming
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
@@ -73,7 +78,7 @@ def _deal_out(
         expression = Expression(inspection.path, root, inspection.cells, len(inspection.genes))
         for start, stop in _column_blocks(expression):
             block = expression.lines(start, stop, inspection.cells)  # columns as lines
-            require_finite(inspection.path, block, start)
+            require_finite_values(inspection.path, block, start)
             by_row = block.T.tocsr()
             for writer, (first, last) in zip(writers, chunks, strict=True):
                 piece = by_row[first:last].tocoo()
@@ -94,7 +99,7 @@ def _column_blocks(expression: Expression) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def read_rows(path: Path, cells: int, genes: int) -> csr_array:
+def read_chunk_rows(path: Path, cells: int, genes: int) -> csr_array:
     """Read one chunk of rows back."""
     with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
         table = reader.read_all()

@@ -9,7 +9,14 @@ from pathlib import Path
 import yaml
 
 from alphastomics.errors import InputError
-from alphastomics.io.hub import Licence, connect, licence_note, listed, markdown_table, plain
+from alphastomics.io.hub import (
+    Licence,
+    connect,
+    licence_note,
+    listed,
+    markdown_table,
+    plain_markdown,
+)
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import (
@@ -76,10 +83,10 @@ def dataset_card(metadata: Metadata, repo_id: str, licence: Licence) -> str:
     cells = sum(split.cells for split in metadata.splits.values())
     parts = [
         f"---\n{front_matter(metadata, repo_id, licence, cells)}---",
-        f"# {plain(repo_id.partition('/')[2])}",
+        f"# {plain_markdown(repo_id.partition('/')[2])}",
         f"Spatial transcriptomics of {cells:,} cells in {len(metadata.slices):,} slices with "
         f"{metadata.num_genes:,} genes: expression and position of every cell, prepared by "
-        f"AlphaSTomics {plain(metadata.version)}.",
+        f"AlphaSTomics {plain_markdown(metadata.version)}.",
         licence_note(licence, "dataset"),
         f"## Cells\n{_split_table(metadata)}",
         f"## Slices\n{_slice_table(metadata.slices, list(metadata.splits))}",
@@ -121,7 +128,7 @@ def size_category(num_cells: int) -> str:
 
 def _split_table(metadata: Metadata) -> str:
     rows = [
-        [plain(name), f"{split.cells:,}", f"{len(split.shards):,}"]
+        [plain_markdown(name), f"{split.cells:,}", f"{len(split.shards):,}"]
         for name, split in metadata.splits.items()
     ]
     shown = markdown_table(["split", "cells", "files"], rows)
@@ -132,12 +139,12 @@ def _slice_table(slices: list[SliceRecord], splits: list[str]) -> str:
     rows = [
         [
             str(number),
-            plain(record.name),
+            plain_markdown(record.name),
             *(f"{record.cells_per_split.get(split, 0):,}" for split in splits),
         ]
         for number, record in enumerate(slices[:SHOWN_SLICES])
     ]
-    shown = markdown_table(["slice_id", "slice", *map(plain, splits)], rows)
+    shown = markdown_table(["slice_id", "slice", *map(plain_markdown, splits)], rows)
     more = len(slices) - SHOWN_SLICES
     return shown if more <= 0 else f"{shown}\n\n… and {more:,} more in `{METADATA_FILE}`."
 

@@ -18,7 +18,7 @@ from alphastomics.errors import InputError
 
 CONNECT_SECONDS = 30
 
-Task = TypeVar("Task")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -60,9 +60,9 @@ class WorkerPool:
 
     def run(
         self,
-        act: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        finished: Callable[[Task], object],
+        act: Callable[[Item], Result],
+        tasks: Sequence[Item],
+        finished: Callable[[Item], object],
     ) -> list[Result]:
         """Apply `act` to every task and return the results in the order of the tasks.
 
@@ -93,7 +93,7 @@ class WorkerPool:
                 future.cancel()
         return [results[number] for number in range(len(tasks))]
 
-    def _submit(self, act: Callable[[Task], Result], task: Task) -> Any:
+    def _submit(self, act: Callable[[Item], Result], task: Item) -> Any:
         if self.scheduler is not None:
             # pure=False: a task is done for its files, so a remembered result would be no use.
             return self._pool.submit(act, task, pure=False)
@@ -111,7 +111,7 @@ class WorkerPool:
         return distributed.as_completed(futures)
 
 
-def _acted(act: Callable[[Task], Result], task: Task, finished: Callable[[Task], object]) -> Result:
+def _acted(act: Callable[[Item], Result], task: Item, finished: Callable[[Item], object]) -> Result:
     result = act(task)
     finished(task)
     return result

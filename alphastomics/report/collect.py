@@ -39,7 +39,7 @@ COMPONENTS = 30
 generate_for_report = partial(generate, purpose="report")
 
 
-def collect(
+def collect_findings(
     module: AlphaSTomicsModule,
     genes: list[str],
     cells: InputCells,

@@ -24,7 +24,7 @@ from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, write_text
-from alphastomics.report.collect import collect, read_curves
+from alphastomics.report.collect import collect_findings, read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
@@ -42,7 +42,7 @@ NO_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ReportRequest:
     """What to report on.
 
     Attributes
@@ -69,7 +69,7 @@ def report(
     *,
     run: Path,
     checkpoint: Path | None,
-    request: Request,
+    request: ReportRequest,
     output: Path | None,
     overwrite: bool,
 ) -> Path:
@@ -81,7 +81,7 @@ def report(
     return write_report(config, checkpoint=chosen, request=request, target=target)
 
 
-def write_report(config: Config, *, checkpoint: Path, request: Request, target: Path) -> Path:
+def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, target: Path) -> Path:
     """Generate, score where nobody has, and write the page."""
     module, genes = load_for_use(checkpoint)
     require_genes(request.genes, genes)
@@ -100,7 +100,7 @@ def write_report(config: Config, *, checkpoint: Path, request: Request, target: 
         what = scored_cells(request.input_data, request.split)
         scores = evaluate(module, cells, known, settings, seed, what=what)
     folder = run_of(checkpoint)
-    findings = collect(
+    findings = collect_findings(
         module,
         genes,
         cells,
@@ -140,7 +140,7 @@ def report_of_test(
 ) -> Path:
     """Write the report beside the scores that `test` has just written."""
     target = page_beside(Path(scored["output"]))
-    request = Request(input_data, split, scores=only_scores(scored))
+    request = ReportRequest(input_data, split, scores=only_scores(scored))
     return write_report(config, checkpoint=checkpoint, request=request, target=target)
 
 
@@ -182,7 +182,7 @@ def facts_of(
     cells: InputCells,
     config: Config,
     checkpoint: Path,
-    request: Request,
+    request: ReportRequest,
 ) -> list[tuple[str, str]]:
     """Say what was looked at, for the head of the page."""
     layer, size, sampling = module.config.layer, module.config.model, config.sampling

@@ -96,7 +96,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Column:
+class ObsColumn:
     """A column of `obs` as a colour: numbers, NaN where unknown, or numbers into `names`."""
 
     name: str
@@ -142,5 +142,5 @@ class Findings:
     scores: Scores | None = None
     curves: dict[str, Curve] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    columns: list[Column] = field(default_factory=list)
+    columns: list[ObsColumn] = field(default_factory=list)
     unit: str = "µm"

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from alphastomics.generation.cells import InputCells
 from alphastomics.preprocessing.anndata_file import SUFFIXES, Frame, is_group
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
-from alphastomics.report.findings import Column
+from alphastomics.report.findings import ObsColumn
 
 NUM_CLUSTERS, LEAST_PER_CLUSTER, FITTED_CELLS, COMPONENTS = 8, 10, 20_000, 20
 MOST_COLUMNS, MOST_NAMES = 30, 40
@@ -78,11 +78,11 @@ def error_by_group(
     return sorted(medians, key=lambda group: -group["error"])
 
 
-def obs_columns(path: Path, num_cells: int) -> list[Column]:
+def obs_columns(path: Path, num_cells: int) -> list[ObsColumn]:
     """Read the columns of `obs` that can be colours: a few names, or numbers."""
     if path.suffix not in SUFFIXES:
         return []
-    columns: list[Column] = []
+    columns: list[ObsColumn] = []
     with in_subprocess(path) as root:
         obs = Frame(path, root, "obs")
         for name in obs.columns:
@@ -105,7 +105,7 @@ def is_numeric(element: Any, num_cells: int) -> bool:
     return element.dtype.kind in "iuf" and tuple(element.shape) == (num_cells,)
 
 
-def number_column(name: str, values: Float[np.ndarray, " N"]) -> Column | None:
+def number_column(name: str, values: Float[np.ndarray, " N"]) -> ObsColumn | None:
     """Keep numbers that differ; few whole ones are names, as of clusters."""
     real = np.isfinite(values)
     if not real.any() or np.ptp(values[real]) == 0:
@@ -113,14 +113,14 @@ def number_column(name: str, values: Float[np.ndarray, " N"]) -> Column | None:
     whole = bool((values[real] == np.round(values[real])).all())
     if whole and len(np.unique(values[real])) <= MOST_NAMES:
         return None
-    return Column(name, None, np.where(real, values, np.nan))
+    return ObsColumn(name, None, np.where(real, values, np.nan))
 
 
-def name_column(name: str, codes: np.ndarray, names: list[str]) -> Column | None:
+def name_column(name: str, codes: np.ndarray, names: list[str]) -> ObsColumn | None:
     """Keep a column of at least two and not too many names; what is missing is a name, too."""
     used = np.unique(codes)
     if not 2 <= len(used) <= MOST_NAMES:
         return None
     labels = np.array([*names, UNKNOWN], dtype=object)[codes]
     known, numbers = by_frequency(labels.astype(str))
-    return Column(name, known, numbers.astype(np.float64))
+    return ObsColumn(name, known, numbers.astype(np.float64))

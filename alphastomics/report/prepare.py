@@ -22,10 +22,10 @@ from alphastomics.evaluation.table import bar_end, best_method
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import (
-    Column,
     Curve,
     Findings,
     Inside,
+    ObsColumn,
     Path,
     PredictedPositions,
     Scores,
@@ -132,7 +132,7 @@ def gene_levels(
     return levels
 
 
-def calibration(
+def calibration_curve(
     error: Float[np.ndarray, " N"],
     std: Float[np.ndarray, " N"],
     dims: int,
@@ -276,7 +276,7 @@ def score_data(scores: Scores) -> list[dict[str, Any]]:
     return tables
 
 
-def column_data(column: Column, rows: Int64[np.ndarray, " M"]) -> dict[str, Any]:
+def column_data(column: ObsColumn, rows: Int64[np.ndarray, " M"]) -> dict[str, Any]:
     """Pack a column of `obs`: levels of numbers, or codes of names."""
     values = column.values[rows]
     if column.names is not None:
@@ -301,7 +301,7 @@ def predicted_position_data(
     std = predicted.std
     compared = None
     if std is not None:
-        compared = calibration(predicted.error, std, cells.dims, cells.slice_id)
+        compared = calibration_curve(predicted.error, std, cells.dims, cells.slice_id)
     return {
         "position": packed_positions(predicted.position[rows]),
         "error": spanned(predicted.error[rows]),

@@ -26,7 +26,7 @@ from alphastomics.attn_model.accounting import (
 from alphastomics.config import Config
 from alphastomics.config.file import LAYER_SECTION, parse_document, to_document
 from alphastomics.diffusion_model.checkpoint import load_module
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.errors import InputError
 from alphastomics.io.files import write_text
 from benchmarks.ablation.configurations import Configuration
@@ -122,7 +122,9 @@ def trained(
     logging_settings = config.logging.model_copy(update={"save_dir": str(scratch)})
     logger.info("%s, seed %d", configuration.name, seed)
     started = time.monotonic()
-    summary = train(config.model_copy(update={"logging": logging_settings}), Request(profile=True))
+    summary = train(
+        config.model_copy(update={"logging": logging_settings}), TrainRequest(profile=True)
+    )
     seconds = time.monotonic() - started
     module, genes = load_module(Path(summary["last_checkpoint"]))
     module = module.to(budget.device)

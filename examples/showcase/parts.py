@@ -30,7 +30,7 @@ from examples.showcase.checks import Check, above, below, within
 
 EXACT = 1e-9  # of double precision, after some thousand additions
 SINGLE = 1e-4  # of single precision, likewise
-SHARE_SPREADS = 5  # a share of many draws lies within so many standard deviations of its mean
+SHARE_STDS = 5  # a share of many entries lies within so many standard deviations of its mean
 STEPS_ON_ONE_BATCH = 20
 HIDDEN_VALUE = 1e3  # put where the network must not look
 
@@ -72,14 +72,14 @@ def forward_pass(stage: Stage) -> list[Check]:
     mask = stage.batch.node_mask
     time = torch.full((len(mask), 2), 0.5, dtype=torch.float64)
 
-    def predict(cells: Tensor, place: Tensor, real: Tensor) -> Prediction:
+    def predict(cells: Tensor, position: Tensor, real: Tensor) -> Prediction:
         with torch.no_grad():
-            result: Prediction = model(cells, place, time, real)
+            result: Prediction = model(cells, position, time, real)
         return result
 
     found = predict(expression, position, mask)
     order = torch.randperm(mask.shape[1], generator=stage.generator)
-    turned = predict(expression[:, order], position[:, order], mask[:, order])
+    reordered = predict(expression[:, order], position[:, order], mask[:, order])
     fewer = mask.clone()
     fewer[:, -(mask.shape[1] // 4) :] = False
     hidden = ~fewer[..., None]
@@ -94,7 +94,7 @@ def forward_pass(stage: Stage) -> list[Check]:
     return [
         Check("expression and positions come out as they went in", f"{shapes}", shapes == expected),
         Check("all numbers are finite", str(finite).lower(), finite),
-        below("cells in another order, largest change", largest(turned, found, order), EXACT),
+        below("cells in another order, largest change", largest(reordered, found, order), EXACT),
         below("anything in padding, largest change", largest(filled, plain), EXACT),
         *layer_checks(stage, found),
     ]
@@ -127,8 +127,8 @@ def layer_checks(stage: Stage, found: Prediction) -> list[Check]:
         used = int((counts > 0).sum(-1).min())
         checks += [
             Check(
-                f"each cell visits {layer.moe_top_k} of {layer.num_experts} experts",
-                f"{per_layer:,.0f} visits a layer (expected {asked:,})",
+                f"each cell is assigned to {layer.moe_top_k} of {layer.num_experts} experts",
+                f"{per_layer:,.0f} assignments a layer (expected {asked:,})",
                 per_layer == asked,
             ),
             above("experts used in the least used layer", float(used), 1.0),
@@ -156,7 +156,7 @@ def noise_model(stage: Stage) -> list[Check]:
         noise.alpha_sigma(time, settings.nu_expression) for time in (t, s)
     )
     signal = step.on_noisy * alpha_t + step.on_clean - alpha_s
-    power = step.on_noisy**2 * sigma_t**2 + step.spread**2 - sigma_s**2
+    power = step.on_noisy**2 * sigma_t**2 + step.std**2 - sigma_s**2
     return [
         below("alpha² + sigma² = 1, error", float((alpha**2 + sigma**2 - 1).abs().max()), EXACT),
         below("at time 0 nothing is changed, error", float((start - clean).abs().max()), EXACT),
@@ -212,9 +212,9 @@ def masked_diffusion(stage: Stage) -> list[Check]:
 def share_check(what: str, hidden: Tensor, ratio: float) -> Check:
     """Compare the share of hidden entries with what was asked for."""
     share = float(hidden.float().mean())
-    spread = math.sqrt(ratio * (1 - ratio) / hidden.numel())
-    room = SHARE_SPREADS * spread
-    return within(f"share of hidden {what}", share, ratio - room, ratio + room)
+    std = math.sqrt(ratio * (1 - ratio) / hidden.numel())
+    tolerance = SHARE_STDS * std
+    return within(f"share of hidden {what}", share, ratio - tolerance, ratio + tolerance)
 
 
 def training_step(stage: Stage) -> list[Check]:
@@ -224,13 +224,13 @@ def training_step(stage: Stage) -> list[Check]:
 
 
 def steps_on_one_batch(stage: Stage) -> list[Check]:
-    """Train on one batch with one draw of noise."""
+    """Train on one batch with one sample of noise."""
     module = copy.deepcopy(stage.module).train()
-    draws = module.draw(stage.batch, "demo")
+    randomness = module.draw(stage.batch, "demo")
     optimizer = torch.optim.AdamW(module.model.parameters(), stage.config.training.learning_rate)
     losses, norm, reached = [], 0.0, 0.0
     for step in range(STEPS_ON_ONE_BATCH):
-        terms = module.score(stage.batch, draws).terms
+        terms = module.score(stage.batch, randomness).terms
         losses.append(float(terms.total.detach()))
         optimizer.zero_grad()
         torch.autograd.backward([terms.total])

@@ -14,7 +14,7 @@ from alphastomics.config import Config, Mode
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import DiffusionSampler
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.evaluation.baselines import shuffled
 from alphastomics.evaluation.expression import gene_correlations
 from alphastomics.evaluation.ranks import distance_spearman
@@ -41,7 +41,7 @@ def short_training(stage: Stage, folder: Path) -> tuple[list[Check], Path]:
     """Train from the beginning to the end; return the checks and the best checkpoint."""
     logging = stage.config.logging.model_copy(update={"save_dir": str(folder), "exp_name": "run"})
     config = stage.config.model_copy(update={"logging": logging})
-    summary = train(config, Request(overwrite=True))
+    summary = train(config, TrainRequest(overwrite=True))
     values = logged(Path(summary["run"]) / "metrics.csv")
     first, last = values["val/loss"][0], values["val/loss"][-1]
     asked = config.training.max_epochs
@@ -68,7 +68,7 @@ def health(config: Config, values: dict[str, list[float]]) -> list[Check]:
     checks = []
     if "gate/activation_mean" in values:
         mean, std = (values[f"gate/activation_{name}"][-1] for name in ("mean", "std"))
-        checks.append(within(f"opening of the gates (spread {std:.2f})", mean, *HEALTHY_GATE))
+        checks.append(within(f"opening of the gates (std {std:.2f})", mean, *HEALTHY_GATE))
     if config.layer.use_moe:
         entropy = values["moe/expert_entropy_normalized"][-1]
         checks.append(above("evenness of expert use, 1 at best", entropy, HEALTHY_ENTROPY))
@@ -76,10 +76,10 @@ def health(config: Config, values: dict[str, list[float]]) -> list[Check]:
 
 
 def sampling(stage: Stage, checkpoint: Path) -> list[Check]:
-    """Generate places, expression and both, for a slice that training has not seen."""
+    """Generate positions, expression and both, for a slice that training has not seen."""
     module, genes = load_module(checkpoint)
     tissue = unseen_tissue(stage.processed, genes)
-    place = drawn(module, tissue, "expr_to_pos")
+    predicted = drawn(module, tissue, "expr_to_pos")
     values = drawn(module, tissue, "pos_to_expr")
     # One call from pure noise is the mean of the posterior, the program's point estimate.
     estimate = drawn(module, tissue, "pos_to_expr", num_steps=1)
@@ -87,13 +87,13 @@ def sampling(stage: Stage, checkpoint: Path) -> list[Check]:
     chance = torch.Generator().manual_seed(stage.config.seed.global_seed)
     by_chance = torch.as_tensor(shuffled(tissue.position[0], chance))
     ratio = float(both[1].std() / centered(tissue.position, tissue.mask).std())
-    finite = all(bool(torch.isfinite(part).all()) for part in (*place, *values, *both))
+    finite = all(bool(torch.isfinite(part).all()) for part in (*predicted, *values, *both))
     return [
         Check("all generated numbers are finite", str(finite).lower(), finite),
-        kept("expr_to_pos returns the expression it was given", place[0], tissue.expression),
+        kept("expr_to_pos returns the expression it was given", predicted[0], tissue.expression),
         above(
             "expr_to_pos: Spearman of distances, shuffled cells as the limit",
-            order_of_distances(place[1][0], tissue),
+            order_of_distances(predicted[1][0], tissue),
             order_of_distances(by_chance, tissue),
         ),
         kept("pos_to_expr returns the positions it was given", values[1], tissue.position),
@@ -162,5 +162,5 @@ def squared_error(expression: Tensor, tissue: Tissue) -> float:
 
 
 def off_centre(position: Tensor, tissue: Tissue) -> float:
-    """Return how far positions are from being centred, in shares of the tissue's spread."""
+    """Return how far positions are from being centred, in shares of the tissue's std."""
     return float((position - centered(position, tissue.mask)).abs().max() / tissue.position.std())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alphastomics.diffusion_model.checkpoint import load_module
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.methods import MODEL
 from alphastomics.evaluation.ranks import distance_spearman
@@ -169,7 +169,7 @@ def test_edits_of_the_base_config_reach_every_configuration(budget):
 
 
 def test_scores_are_those_of_test(processed, tmp_path):
-    summary = train(tiny_config(processed, tmp_path), Request())
+    summary = train(tiny_config(processed, tmp_path), TrainRequest())
     module, genes = load_module(Path(summary["last_checkpoint"]))
     cells = held_out(processed, genes, "test", 1000)
     ours = scores(module, cells, 3)

@@ -141,8 +141,8 @@ def test_twenty_thousand_genes_need_no_second_matrix_of_their_size():
 def test_the_documented_model_returns_expression_position_and_time(batch, awaken):
     expression, position, time, mask = batch
     network = awaken(GatedSelfAttentionModel(GENES, d_model=16, n_heads=2, n_layers=1)).double()
-    out, placed, time_out = network.eval()(expression, time[:, :1], position)
-    assert (out.shape, placed.shape) == (expression.shape, position.shape)
+    out, predicted, time_out = network.eval()(expression, time[:, :1], position)
+    assert (out.shape, predicted.shape) == (expression.shape, position.shape)
     assert torch.equal(time_out, time[:, :1])
     masked, _, _ = network(expression, time[:, :1], position, mask)
     torch.testing.assert_close(masked[1], out[1])

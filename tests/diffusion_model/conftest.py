@@ -9,7 +9,7 @@ import torch
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
 
@@ -72,7 +72,7 @@ def tiny_config(processed: Path, save_dir: Path, **sections) -> Config:
 def run(processed: Path, tmp_path: Path):
     """Train with the tiny config; the same name is the same run folder."""
 
-    def start(name: str = "run", request: Request = Request(), **sections):  # noqa: B008 - it is a constant
+    def start(name: str = "run", request: TrainRequest = TrainRequest(), **sections):  # noqa: B008 - it is a constant
         sections.setdefault("logging", {})
         sections["logging"] = {**sections["logging"], "exp_name": name}
         config = tiny_config(processed, tmp_path, **sections)

@@ -13,10 +13,10 @@ from alphastomics.diffusion_model import AlphaSTomicsModule
 from alphastomics.diffusion_model.checkpoint import (
     OWN_KEY,
     ChecksummedCheckpointIO,
-    card_of,
     digest,
     export_weights,
     load_module,
+    model_metadata,
     plain,
     read_checkpoint,
     require_same_genes,
@@ -34,8 +34,12 @@ def module() -> AlphaSTomicsModule:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     one = module()
-    one.flat = True
-    content = {"state_dict": one.state_dict(), "global_step": 4, OWN_KEY: card_of(one, GENES)}
+    one.planar = True
+    content = {
+        "state_dict": one.state_dict(),
+        "global_step": 4,
+        OWN_KEY: model_metadata(one, GENES),
+    }
     path = tmp_path / "one.ckpt"
     ChecksummedCheckpointIO().save_checkpoint(content, path)
     return path
@@ -46,7 +50,7 @@ def test_a_checkpoint_gives_back_the_module_to_the_bit(saved: Path):
     content = torch.load(saved, weights_only=True)
     assert genes == GENES
     assert float(loaded.position_scale) == 12.5
-    assert loaded.flat
+    assert loaded.planar
     assert loaded.config.model.d_model == 8
     state = loaded.state_dict()
     assert all(torch.equal(state[name], value) for name, value in content["state_dict"].items())
@@ -55,10 +59,10 @@ def test_a_checkpoint_gives_back_the_module_to_the_bit(saved: Path):
 def test_every_flipped_byte_of_the_weights_is_noticed(saved: Path):
     content = saved.read_bytes()
     needle = torch.load(saved, weights_only=True)["state_dict"]["model.trunk.position_out.weight"]
-    place = content.index(needle.numpy().tobytes())
+    start = content.index(needle.numpy().tobytes())
     for offset in (0, 5, 17):
         spoilt = bytearray(content)
-        spoilt[place + offset] ^= 1
+        spoilt[start + offset] ^= 1
         saved.write_bytes(bytes(spoilt))
         with pytest.raises(InputError, match="altered"):
             read_checkpoint(saved)
@@ -102,9 +106,9 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path, content):
 
 
 def test_a_later_format_is_refused_with_what_to_do(tmp_path: Path):
-    card = {**card_of(module(), GENES), "format": 99}
+    metadata = {**model_metadata(module(), GENES), "format": 99}
     ChecksummedCheckpointIO().save_checkpoint(
-        {"state_dict": {}, OWN_KEY: card}, tmp_path / "new.ckpt"
+        {"state_dict": {}, OWN_KEY: metadata}, tmp_path / "new.ckpt"
     )
     with pytest.raises(InputError, match=r"format 99; this version .* reads format 1"):
         read_checkpoint(tmp_path / "new.ckpt")

@@ -19,7 +19,7 @@ from alphastomics.config.file import to_yaml
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.strategy import Devices, choose_devices, choose_strategy
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.errors import InputError
 from tests.diffusion_model.conftest import equal, logged, tiny_config, weights
 from tests.diffusion_model.test_resume import ROOT, wait_for_steps
@@ -85,7 +85,9 @@ def runs(request, processed_in_one_frame: Path, tmp_path_factory) -> Runs:
     )
     for name, settings in {"one": sections("auto", 252), "one_uneven": uneven()}.items():
         logging = {"exp_name": name, "save_top_k": 1}
-        train(tiny_config(processed_in_one_frame, folder, **settings, logging=logging), Request())
+        train(
+            tiny_config(processed_in_one_frame, folder, **settings, logging=logging), TrainRequest()
+        )
     _, errors = finished(process)
     assert process.returncode == 0, errors
     return Runs(folder, strategies)

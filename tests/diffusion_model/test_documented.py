@@ -136,7 +136,7 @@ def test_a_sampler_of_a_trained_model_returns_the_users_units(part: str):
     module.eval().score(cells, module.draw(cells, "test"))
     assert float(module.position_scale) == pytest.approx(500, rel=0.1)
     model = module if part == "module" else getattr(module, part)
-    _, placed = DiffusionSampler(model, module.noise_model).sample(
+    _, predicted = DiffusionSampler(model, module.noise_model).sample(
         cells.expression, cells.positions, cells.node_mask, mode="expr_to_pos", num_steps=2
     )
     inside, explicit = (
@@ -148,7 +148,7 @@ def test_a_sampler_of_a_trained_model_returns_the_users_units(part: str):
     )  # fmt: skip
     ratio = float(explicit.std() / inside.std())
     assert ratio == pytest.approx(float(module.position_scale), rel=1e-4)
-    assert 0.3 < float(placed.std() / explicit.std()) < 3
+    assert 0.3 < float(predicted.std() / explicit.std()) < 3
 
 
 def test_sampling_switches_dropout_off_and_on_again():

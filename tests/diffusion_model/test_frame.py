@@ -34,26 +34,26 @@ def module_of(frame: str, loss: str, **model) -> AlphaSTomicsModule:
     return module.double().eval()
 
 
-def cells_of(turn: torch.Tensor | None = None) -> DataHolder:
+def cells_of(rotation: torch.Tensor | None = None) -> DataHolder:
     gen = torch.Generator().manual_seed(3)
-    place = 3 * torch.randn(3, 30, 3, generator=gen, dtype=torch.float64)
-    place = place if turn is None else place @ turn.mT + 50
+    position = 3 * torch.randn(3, 30, 3, generator=gen, dtype=torch.float64)
+    position = position if rotation is None else position @ rotation.mT + 50
     mask = torch.ones(3, 30, dtype=torch.bool)
     mask[1, 20:] = False
     expression = torch.randn(3, 30, 5, generator=gen, dtype=torch.float64)
-    return DataHolder.of(expression, place, mask)
+    return DataHolder.of(expression, position, mask)
 
 
 @pytest.mark.parametrize("loss", ["distance", "aligned", "both"])
 @pytest.mark.parametrize("smoothing", [0, 1])
 def test_beside_given_expression_a_slice_may_lie_any_way(loss: str, smoothing: int):
-    turn = random_rotation(torch.Generator().manual_seed(5), reflection=True)
+    rotation = random_rotation(torch.Generator().manual_seed(5), reflection=True)
     same = {}
     for frame in ("predicted", "random"):
         module = module_of(frame, loss, smoothing_rounds=smoothing, smoothing_neighbours=5)
-        draws = module.draw(cells_of(), "test")._replace(times=GIVEN)
-        one, two = (float(module.score(cells, draws).terms.position)
-                    for cells in (cells_of(), cells_of(turn)))  # fmt: skip
+        randomness = module.draw(cells_of(), "test")._replace(times=GIVEN)
+        one, two = (float(module.score(cells, randomness).terms.position)
+                    for cells in (cells_of(), cells_of(rotation)))  # fmt: skip
         same[frame] = one == pytest.approx(two, rel=1e-6)
     # In a frame of chance the noisy positions, and with them the answer, are others.
     assert same == {"predicted": True, "random": False}
@@ -61,67 +61,67 @@ def test_beside_given_expression_a_slice_may_lie_any_way(loss: str, smoothing: i
 
 def test_a_set_is_turned_onto_what_the_network_says_of_pure_noise():
     module, cells = module_of("predicted", "aligned"), cells_of()
-    draws = module.draw(cells, "test")._replace(times=GIVEN)
+    randomness = module.draw(cells, "test")._replace(times=GIVEN)
     seen: list[torch.Tensor] = []
     module.average.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
-    module.score(cells, draws)
+    module.score(cells, randomness)
     start, noisy = seen
-    assert torch.equal(start, draws.position)
+    assert torch.equal(start, randomness.position)
     times = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(3, 2)
     chosen = module.average(cells.expression, start, times, cells.node_mask).position
     alpha, sigma = (value[:, None, None] for value in NOISE.alpha_sigma(GIVEN[:, 1], 1.0))
-    clean = centered((noisy - sigma * draws.position) / alpha, cells.node_mask)
-    turn = best_rotation(clean, chosen, reflection=True)
-    torch.testing.assert_close(turn, torch.eye(3).double().expand(3, 3, 3), atol=1e-5, rtol=0)
+    clean = centered((noisy - sigma * randomness.position) / alpha, cells.node_mask)
+    rotation = best_rotation(clean, chosen, reflection=True)
+    torch.testing.assert_close(rotation, torch.eye(3).double().expand(3, 3, 3), atol=1e-5, rtol=0)
 
 
 def test_other_sets_stay_as_they_lie():
     module, cells = module_of("predicted", "aligned"), cells_of()
     times = torch.tensor([[300, 300], [500, 0], [1000, 20]])
-    draws = module.draw(cells, "test")._replace(times=times)
+    randomness = module.draw(cells, "test")._replace(times=times)
     seen: list[torch.Tensor] = []
     module.average.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
-    module.score(cells, draws)
+    module.score(cells, randomness)
     (noisy,) = seen
     wanted = NOISE.noised(
-        centered(cells.positions / 2.0, cells.node_mask), draws.position, times[:, 1], 1.0
+        centered(cells.positions / 2.0, cells.node_mask), randomness.position, times[:, 1], 1.0
     )
     torch.testing.assert_close(noisy, wanted)
 
 
 def test_only_a_set_that_knows_its_frame_is_asked_for_it():
-    # Two cells at x = -1 and 1, told at y = -1 and 1: each is off by the root of 2.
+    # Two cells at x = -1 and 1, predicted at y = -1 and 1: each is off by the root of 2.
     true = torch.tensor([[[-1.0, 0, 0], [1.0, 0, 0]]]).repeat(2, 1, 1)
-    told = true[..., [1, 0, 2]]
-    mask, framed = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False])
-    loss = aligned_loss(told, true, mask, reflection=True, framed=framed)
+    predicted = true[..., [1, 0, 2]]
+    mask, frame_known = torch.ones(2, 2, dtype=torch.bool), torch.tensor([True, False])
+    loss = aligned_loss(predicted, true, mask, reflection=True, frame_known=frame_known)
     assert float(loss) == pytest.approx((2 + 0) / 2, abs=1e-6)
-    assert float(aligned_loss(told, true, mask, reflection=True)) == pytest.approx(0, abs=1e-6)
+    assert float(aligned_loss(predicted, true, mask, reflection=True)) == pytest.approx(0, abs=1e-6)
 
 
 class Posterior:
-    """The exact denoiser of cells that lie about known places, in its own frame, by a spread."""
+    """The exact denoiser of cells that lie about known positions, in its own frame, by a std."""
 
-    def __init__(self, places: torch.Tensor, spread: float) -> None:
-        self.places, self.spread = places, spread
+    def __init__(self, positions: torch.Tensor, std: float) -> None:
+        self.positions, self.std = positions, std
 
     def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask):
         alpha, sigma = NOISE.alpha_sigma((diffusion_time[:, 1] * 1000).round().long(), 1.0)
         alpha, sigma = alpha[:, None, None], sigma[:, None, None]
-        gain = alpha * self.spread**2 / (alpha**2 * self.spread**2 + sigma**2)
-        return Prediction(expression, self.places + gain * (position - alpha * self.places))
+        gain = alpha * self.std**2 / (alpha**2 * self.std**2 + sigma**2)
+        return Prediction(expression, self.positions + gain * (position - alpha * self.positions))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("num_steps", [50, 200])
 def test_draws_keep_to_the_networks_frame_and_have_its_spread(solver: str, num_steps: int):
     gen = torch.Generator().manual_seed(1)
-    places = torch.randn(1, 2000, 3, generator=gen, dtype=torch.float64)
-    places = centered(places * torch.tensor([1.5, 1.0, 0.0]), torch.ones(1, 2000) > 0)
-    _, drawn = DiffusionSampler(Posterior(places, 0.3), NOISE).sample(
-        torch.zeros(1, 2000, 2, dtype=torch.float64), torch.zeros_like(places),
+    positions = torch.randn(1, 2000, 3, generator=gen, dtype=torch.float64)
+    positions = centered(positions * torch.tensor([1.5, 1.0, 0.0]), torch.ones(1, 2000) > 0)
+    _, drawn = DiffusionSampler(Posterior(positions, 0.3), NOISE).sample(
+        torch.zeros(1, 2000, 2, dtype=torch.float64), torch.zeros_like(positions),
         torch.ones(1, 2000, dtype=torch.bool), "expr_to_pos", num_steps=num_steps,
         sampler=solver, generator=torch.Generator().manual_seed(2),
     )  # fmt: skip
-    error = (drawn - places).square().mean().sqrt()
+    error = (drawn - positions).square().mean().sqrt()
     assert math.isclose(float(error), 0.3, rel_tol=0.12)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from alphastomics.diffusion_model import distance
 from alphastomics.diffusion_model.distance import distance_loss
 from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, aligned_loss
-from alphastomics.geometry import aligned
+from alphastomics.geometry import aligned_sets
 from tests.diffusion_model.reference import (
     distance_loss_naive,
     expression_loss_naive,
@@ -96,7 +96,7 @@ def test_alignment_equals_scipys(reflection: bool):
     for seed in range(5):
         predicted, true, _, _ = cells(1, 12, seed=seed)
         mask = torch.ones(1, 12, dtype=torch.bool)
-        found = aligned(true.position, predicted.position, mask, reflection=reflection)[0]
+        found = aligned_sets(true.position, predicted.position, mask, reflection=reflection)[0]
         wanted = kabsch_naive(
             true.position[0].numpy(), predicted.position[0].numpy(), reflection=reflection
         )
@@ -104,11 +104,11 @@ def test_alignment_equals_scipys(reflection: bool):
 
 
 def test_flat_sets_and_single_cells_align_without_nan():
-    flat = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(1))
-    flat[..., 2] = 0
+    planar = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(1))
+    planar[..., 2] = 0
     mask = torch.ones(1, 6, dtype=torch.bool)
-    turned = flat @ rotation().float().T
-    assert float(aligned_loss(turned, flat, mask, reflection=False)) < 1e-10
+    rotated = planar @ rotation().float().T
+    assert float(aligned_loss(rotated, planar, mask, reflection=False)) < 1e-10
     one = torch.ones(1, 1, 3)
     assert float(aligned_loss(one, one * 3, mask[:, :1], reflection=True)) == 0
 

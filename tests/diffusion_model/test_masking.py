@@ -24,9 +24,9 @@ def test_the_share_of_hidden_entries_is_the_ratio(strategy: str, ratio: float):
     config = settings(
         mask_strategy=strategy, expression_mask_ratio=ratio, position_mask_ratio=ratio
     )
-    draws = [hidden(config, seed=seed) for seed in range(10)]
+    masks = [hidden(config, seed=seed) for seed in range(10)]
     for part in ("expression", "position"):
-        share = torch.stack([getattr(draw, part).double().mean() for draw in draws]).mean()
+        share = torch.stack([getattr(mask, part).double().mean() for mask in masks]).mean()
         assert float(share) == pytest.approx(ratio, abs=0.02)
 
 
@@ -48,18 +48,18 @@ def test_block_hides_one_run_of_each_cell_round_the_end():
 
 
 def test_structured_hides_genes_of_a_set_and_positions_of_a_cell():
-    draw = hidden(settings(mask_strategy="structured"))
-    assert (draw.expression == draw.expression[:, :1]).all()
-    assert (draw.position == draw.position[..., :1]).all()
-    assert len({tuple(row.tolist()) for row in draw.expression[:, 0]}) > 30
+    mask = hidden(settings(mask_strategy="structured"))
+    assert (mask.expression == mask.expression[:, :1]).all()
+    assert (mask.position == mask.position[..., :1]).all()
+    assert len({tuple(row.tolist()) for row in mask.expression[:, 0]}) > 30
 
 
 def test_a_given_modality_is_never_hidden():
     noised = torch.tensor([[True, False], [False, True]])
-    draw = hidden(settings(expression_mask_ratio=1.0, position_mask_ratio=1.0), noised)
-    assert draw.expression.all((1, 2)).tolist() == [True, False]
-    assert draw.position.all((1, 2)).tolist() == [False, True]
-    assert not draw.expression[1].any()
+    mask = hidden(settings(expression_mask_ratio=1.0, position_mask_ratio=1.0), noised)
+    assert mask.expression.all((1, 2)).tolist() == [True, False]
+    assert mask.position.all((1, 2)).tolist() == [False, True]
+    assert not mask.expression[1].any()
 
 
 def test_masking_probability_is_the_share_of_steps_that_mask():

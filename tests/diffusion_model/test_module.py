@@ -48,8 +48,8 @@ def test_units_of_the_coordinates_change_nothing_inside(factor: float):
     other.position_scale *= factor
     cells = batch()
     scaled = DataHolder.of(cells.expression, cells.positions * factor, cells.node_mask)
-    draws = module.draw(cells, "test")
-    one, two = module.score(cells, draws), other.score(scaled, draws)
+    randomness = module.draw(cells, "test")
+    one, two = module.score(cells, randomness), other.score(scaled, randomness)
     torch.testing.assert_close(one.terms, two.terms, rtol=1e-3, atol=1e-5)
 
 
@@ -106,29 +106,29 @@ def test_turns_are_uniform_and_mirrored_where_allowed():
 def test_given_positions_keep_their_frame_and_noised_ones_are_turned():
     cells = batch(40)
     given = AlphaSTomicsModule(config(training={"mode": "pos_to_expr"}), 5).draw(cells, "test")
-    assert torch.equal(given.turn, torch.eye(3, dtype=torch.float64).expand(40, 3, 3))
+    assert torch.equal(given.rotation, torch.eye(3, dtype=torch.float64).expand(40, 3, 3))
     noised = AlphaSTomicsModule(config(training={"mode": "expr_to_pos"}), 5).draw(cells, "test")
-    assert float((noised.turn - torch.eye(3)).abs().amax((1, 2)).min()) > 0.01
+    assert float((noised.rotation - torch.eye(3)).abs().amax((1, 2)).min()) > 0.01
 
 
 def test_masked_diffusion_is_the_module_with_masking_on():
     module = MaskedDiffusionModule(config(), 5)
     assert module.config.masking.enable
     cells = batch()
-    draws = module.draw(cells, "test")
-    assert draws.hidden.expression is not None
-    assert float(module.score(cells, draws).terms.masked.detach()) > 0
+    randomness = module.draw(cells, "test")
+    assert randomness.hidden.expression is not None
+    assert float(module.score(cells, randomness).terms.masked.detach()) > 0
 
 
 def test_what_hidden_entries_hold_is_not_seen():
     torch.manual_seed(0)
     module = trained(MaskedDiffusionModule(config(), 5)).eval()
     cells = batch()
-    draws = module.draw(cells, "test")
-    hidden = draws.hidden.expression
-    noise = torch.where(hidden, draws.expression + 7.0, draws.expression)
-    one = module.score(cells, draws).prediction
-    other = module.score(cells, draws._replace(expression=noise)).prediction
+    randomness = module.draw(cells, "test")
+    hidden = randomness.hidden.expression
+    noise = torch.where(hidden, randomness.expression + 7.0, randomness.expression)
+    one = module.score(cells, randomness).prediction
+    other = module.score(cells, randomness._replace(expression=noise)).prediction
     torch.testing.assert_close(one.position, other.position)
 
 
@@ -186,8 +186,9 @@ def test_a_noised_batch_says_its_diffusion_time():
     module = AlphaSTomicsModule(config(), 5)
     cells = batch()
     assert cells.diffusion_time is None
-    draws = module.draw(cells, "test")
-    found = module.score(cells, draws).batch.diffusion_time
-    assert found is not None
-    torch.testing.assert_close(found, draws.times / module.noise_model.num_timesteps, rtol=1e-6,
+    randomness = module.draw(cells, "test")
+    time = module.score(cells, randomness).batch.diffusion_time
+    assert time is not None
+    expected = randomness.times / module.noise_model.num_timesteps
+    torch.testing.assert_close(time, expected, rtol=1e-6,
                                atol=0, check_dtype=False)  # fmt: skip

@@ -54,7 +54,7 @@ def test_noising_to_t_and_stepping_back_to_s_is_noising_to_s(t: int, data, nu: f
     (alpha_t, sigma_t), (alpha_s, sigma_s) = (NOISE.alpha_sigma(time, nu) for time in times)
     step = NOISE.posterior(*times, nu)
     torch.testing.assert_close(step.on_noisy * alpha_t + step.on_clean, alpha_s)
-    variance = step.on_noisy**2 * sigma_t**2 + step.spread**2
+    variance = step.on_noisy**2 * sigma_t**2 + step.std**2
     torch.testing.assert_close(variance, sigma_s**2)
 
 
@@ -69,8 +69,8 @@ def test_two_steps_compose_to_one(t: int, data):
     torch.testing.assert_close(second.on_noisy * first.on_noisy, whole.on_noisy)
     clean = second.on_noisy * first.on_clean + second.on_clean
     torch.testing.assert_close(clean, whole.on_clean)
-    variance = second.on_noisy**2 * first.spread**2 + second.spread**2
-    torch.testing.assert_close(variance, whole.spread**2)
+    variance = second.on_noisy**2 * first.std**2 + second.std**2
+    torch.testing.assert_close(variance, whole.std**2)
 
 
 def test_the_posterior_is_bayes_rule_on_gaussians():
@@ -81,7 +81,7 @@ def test_the_posterior_is_bayes_rule_on_gaussians():
     v = sigma_t**2 - a**2 * sigma_s**2
     precision = a**2 / v + 1 / sigma_s**2
     step = NOISE.posterior(t, s, 1.0)
-    torch.testing.assert_close(step.spread**2, 1 / precision)
+    torch.testing.assert_close(step.std**2, 1 / precision)
     torch.testing.assert_close(step.on_noisy, (a / v) / precision)
     torch.testing.assert_close(step.on_clean, (alpha_s / sigma_s**2) / precision)
 
@@ -140,8 +140,8 @@ def test_joint_times_come_in_the_stated_shares_and_are_uniform():
 
 def test_a_generator_decides_the_draw_and_the_global_state_is_left_alone():
     before = torch.random.get_rng_state()
-    draws = [NOISE.draw_times(50, "joint", generator(3), torch.device("cpu")) for _ in range(2)]
-    assert torch.equal(*draws)
+    times = [NOISE.draw_times(50, "joint", generator(3), torch.device("cpu")) for _ in range(2)]
+    assert torch.equal(*times)
     assert torch.equal(before, torch.random.get_rng_state())
 
 

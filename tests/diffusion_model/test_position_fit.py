@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from alphastomics.attn_model.position_head import PositionHead
-from alphastomics.diffusion_model.position_fit import Cells, fit_ensemble, targets
+from alphastomics.diffusion_model.position_fit import RegressionCells, fit_ensemble, targets
 from alphastomics.preprocessing.shard_reader import CellTable
 
 CELLS, GENES = 600, 8
@@ -15,14 +15,14 @@ def advance(finished: int, *, note=None) -> None:
     """Count nothing."""
 
 
-def cells(seed: int = 0) -> Cells:
+def cells(seed: int = 0) -> RegressionCells:
     """Cells whose position is a curve of their expression."""
     generator = torch.Generator().manual_seed(seed)
     expression = torch.randn(CELLS, GENES, generator=generator)
     position = torch.stack(
         [expression[:, 0], expression[:, 1] * expression[:, 2], torch.zeros(CELLS)], dim=1
     )
-    return Cells(expression, expression.repeat(1, 2), position)
+    return RegressionCells(expression, expression.repeat(1, 2), position)
 
 
 @pytest.mark.parametrize("kind", ["plain", "own", "smoothed"])

@@ -28,9 +28,10 @@ def tissue() -> tuple[list[SliceCells], np.ndarray]:
 
 def angle_between(one: np.ndarray, two: np.ndarray) -> float:
     """Degrees from one orthogonal matrix to another of the same handedness."""
-    turn = one @ two.T
-    assert np.linalg.det(turn) > 0, "one is the mirror image of the other"
-    return float(np.degrees(np.abs(np.arctan2(turn[1, 0] - turn[0, 1], np.trace(turn)))))
+    rotation = one @ two.T
+    assert np.linalg.det(rotation) > 0, "one is the mirror image of the other"
+    sine = rotation[1, 0] - rotation[0, 1]
+    return float(np.degrees(np.abs(np.arctan2(sine, np.trace(rotation)))))
 
 
 def nearest_rotation(matrix: np.ndarray) -> np.ndarray:
@@ -66,7 +67,7 @@ def test_another_pose_of_a_slice_changes_its_rotation_by_that_pose_alone(tissue)
     pose = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0]])
     pose = np.vstack([pose, [0, 0, 1]]) @ np.diag([-1, 1, 1])
     moved = [*cells]
-    # Another scale and place, too: neither changes how a slice is rotated.
+    # Another scale and origin, too: neither changes how a slice is rotated.
     moved[2] = cells[2]._replace(position=7 * cells[2].position @ pose.T + [900, -50, 0])
     after = register_slices(moved, planar=True, seed=0).rotation
     np.testing.assert_allclose(after[2] @ pose, before[2], atol=1e-6)

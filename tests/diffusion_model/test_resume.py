@@ -13,7 +13,7 @@ import pytest
 from alphastomics.config.file import to_yaml
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request
+from alphastomics.diffusion_model.train import TrainRequest
 from tests.diffusion_model.conftest import equal, logged, tiny_config, weights
 
 ROOT = Path(__file__).parent.parent.parent
@@ -68,7 +68,7 @@ def test_a_run_cut_anywhere_resumes_to_the_same_bits(variant: str, run, monkeypa
             cut_at(step, patch)
             with pytest.raises(Cut):
                 run(name, **sections)
-        resumed = run(name, Request(resume="last"), **sections)
+        resumed = run(name, TrainRequest(resume="last"), **sections)
         assert equal(weights(resumed), weights(whole))
         assert logged(resumed) == logged(whole)
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_several_steps_old_is_as_good(run, monkeypatch):
         cut_at(5, patch)
         with pytest.raises(Cut):
             run("cut", **sections)
-    resumed = run("cut", Request(resume="last"), **sections)
+    resumed = run("cut", TrainRequest(resume="last"), **sections)
     assert equal(weights(resumed), weights(whole))
     assert logged(resumed) == logged(whole)
 
@@ -95,7 +95,7 @@ def test_a_run_cut_in_its_validation_resumes_to_the_same_bits(run):
         patch.setattr(AlphaSTomicsModule, "validation_step", validation_step)
         with pytest.raises(Cut):
             run("cut")
-    resumed = run("cut", Request(resume="last"))
+    resumed = run("cut", TrainRequest(resume="last"))
     assert equal(weights(resumed), weights(whole))
     assert logged(resumed) == logged(whole)
 

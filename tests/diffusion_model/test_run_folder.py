@@ -11,13 +11,13 @@ import pytest
 
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request
+from alphastomics.diffusion_model.train import TrainRequest
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.resume import with_checksum
 from tests.diffusion_model.conftest import equal, logged, weights
 from tests.diffusion_model.test_resume import Cut
 
-LAST, OVER = Request(resume="last"), Request(overwrite=True)
+LAST, OVER = TrainRequest(resume="last"), TrainRequest(overwrite=True)
 
 
 def contents(folder: RunFolder) -> dict[str, str]:
@@ -86,9 +86,9 @@ def test_another_run_is_not_replaced_by_resuming_into_its_folder(run):
     first, second = run("first"), run("second", seed={"global_seed": 5})
     before = contents(second)
     with pytest.raises(InputError, match="holds another run than"):
-        run("second", Request(resume=str(first.last)), training={"max_epochs": 3})
+        run("second", TrainRequest(resume=str(first.last)), training={"max_epochs": 3})
     assert contents(second) == before
-    run("third", Request(resume=str(first.last)), training={"max_epochs": 3})
+    run("third", TrainRequest(resume=str(first.last)), training={"max_epochs": 3})
 
 
 REFUSED = {

@@ -20,20 +20,20 @@ class Prediction(NamedTuple):
 
 
 class Gaussian:
-    """The exact denoiser of cells whose features are independent N(mean, spread^2).
+    """The exact denoiser of cells whose features are independent N(mean, std^2).
 
-    E[x0 | z_t] = mean + alpha spread^2 / (alpha^2 spread^2 + sigma^2) (z_t - alpha mean).
+    E[x0 | z_t] = mean + alpha std^2 / (alpha^2 std^2 + sigma^2) (z_t - alpha mean).
     """
 
-    def __init__(self, mean: float, spread: float) -> None:
-        self.mean, self.spread = mean, spread
+    def __init__(self, mean: float, std: float) -> None:
+        self.mean, self.std = mean, std
         self.calls = 0
 
     def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask):
         self.calls += 1
         t = (diffusion_time[:, 0].double() * NOISE.num_timesteps).round().long()
         alpha, sigma = (part[:, None, None] for part in NOISE.alpha_sigma(t, 1.0))
-        gain = alpha * self.spread**2 / (alpha**2 * self.spread**2 + sigma**2)
+        gain = alpha * self.std**2 / (alpha**2 * self.std**2 + sigma**2)
         clean = self.mean + gain * (expression - alpha * self.mean)
         return Prediction(clean, torch.zeros_like(position))
 
@@ -90,8 +90,8 @@ class Template:
     def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask):
         self.seed += 1
         gen = torch.Generator().manual_seed(self.seed)
-        turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen, dtype=torch.float64))
-        return Prediction(expression, self.tissue @ turn.to(self.tissue.dtype) + 7.0)
+        rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen, dtype=torch.float64))
+        return Prediction(expression, self.tissue @ rotation.to(self.tissue.dtype) + 7.0)
 
 
 def tissue(cells: int = 40) -> torch.Tensor:
@@ -104,28 +104,28 @@ def tissue(cells: int = 40) -> torch.Tensor:
 def test_more_steps_never_hurt_though_every_answer_has_another_frame(solver, num_steps):
     points = tissue()
     mask = torch.ones(1, 40, dtype=torch.bool)
-    _, placed = DiffusionSampler(Template(points), NOISE, position_scale=10.0).sample(
+    _, predicted = DiffusionSampler(Template(points), NOISE, position_scale=10.0).sample(
         torch.zeros(1, 40, 2, dtype=torch.float64), torch.zeros_like(points), mask, "expr_to_pos",
         num_steps=num_steps, sampler=solver, generator=torch.Generator().manual_seed(2),
     )  # fmt: skip
-    found, wanted = torch.cdist(placed, placed), 10 * torch.cdist(points, points)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-4)
-    torch.testing.assert_close(placed.mean(1), torch.zeros(1, 3, dtype=torch.float64))
+    distances, expected = torch.cdist(predicted, predicted), 10 * torch.cdist(points, points)
+    torch.testing.assert_close(distances, expected, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(predicted.mean(1), torch.zeros(1, 3, dtype=torch.float64))
 
 
 def test_placed_cells_stay_and_give_the_others_their_frame():
     points = tissue()
     mask = torch.ones(1, 40, dtype=torch.bool)
-    place = 10 * points + 500.0
+    position = 10 * points + 500.0
     known = torch.zeros(1, 40, dtype=torch.bool)
     known[0, :8] = True
-    given = torch.where(known[..., None], place, torch.zeros_like(place))
+    given = torch.where(known[..., None], position, torch.zeros_like(position))
     _, found = DiffusionSampler(Template(points), NOISE, position_scale=10.0).sample(
         torch.zeros(1, 40, 2, dtype=torch.float64), given, mask, "expr_to_pos",
-        num_steps=10, known=Known(placed=known), generator=torch.Generator().manual_seed(2),
+        num_steps=10, known=Known(positions=known), generator=torch.Generator().manual_seed(2),
     )  # fmt: skip
-    assert torch.equal(found[known], place[known])
-    torch.testing.assert_close(found, place)
+    assert torch.equal(found[known], position[known])
+    torch.testing.assert_close(found, position)
 
 
 def test_known_genes_are_kept_and_the_others_generated():
@@ -146,9 +146,9 @@ def test_what_was_given_comes_back_as_it_came_and_padding_is_zero():
     expression, position = torch.randn(2, 6, 4, generator=gen), torch.randn(2, 6, 3, generator=gen)
     mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     sampler = DiffusionSampler(Gaussian(0.0, 1.0), NOISE)
-    given, placed = sampler.sample(expression, position, mask, "expr_to_pos", num_steps=3)
+    given, predicted = sampler.sample(expression, position, mask, "expr_to_pos", num_steps=3)
     assert torch.equal(given, expression)
-    assert (placed[~mask] == 0).all()
+    assert (predicted[~mask] == 0).all()
     made, kept = sampler.sample(expression, position, mask, "pos_to_expr", num_steps=3)
     assert torch.equal(kept, position)
     assert (made[~mask] == 0).all()
@@ -157,8 +157,8 @@ def test_what_was_given_comes_back_as_it_came_and_padding_is_zero():
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_generator_decides_the_draw_and_the_global_state_is_left_alone(solver: str):
     before = torch.random.get_rng_state()
-    draws = [gaussian_sample(solver, 5, 10) for _ in range(2)]
-    assert torch.equal(*draws)
+    samples = [gaussian_sample(solver, 5, 10) for _ in range(2)]
+    assert torch.equal(*samples)
     assert torch.equal(before, torch.random.get_rng_state())
 
 

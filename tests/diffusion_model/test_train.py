@@ -16,7 +16,7 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import (
-    Request,
+    TrainRequest,
     check_data,
     train,
 )
@@ -144,13 +144,13 @@ def test_without_validation_cells_the_last_weights_are_exported(processed, tmp_p
         record["cells"] -= record["cells_per_split"]["validation"]
         record["cells_per_split"]["validation"] = 0
     (copied / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
-    summary = train(tiny_config(copied, tmp_path), Request())
+    summary = train(tiny_config(copied, tmp_path), TrainRequest())
     assert summary["best_val_loss"] is None
     assert Path(summary["weights"]).is_file()
 
 
 def test_the_profile_splits_the_time_of_a_step(processed, tmp_path):
-    summary = train(tiny_config(processed, tmp_path), Request(profile=True))
+    summary = train(tiny_config(processed, tmp_path), TrainRequest(profile=True))
     parts = summary["milliseconds_per_step"]
     assert set(parts) == {"data", "forward", "backward", "optimizer"}
     assert all(value > 0 for value in parts.values())
@@ -232,25 +232,25 @@ def test_a_second_run_in_the_same_folder_is_refused_unless_asked_for(run):
     mine.write_text("mine")
     with pytest.raises(InputError, match="--resume last, choose another"):
         run("same")
-    run("same", Request(overwrite=True))
+    run("same", TrainRequest(overwrite=True))
     assert mine.read_text() == "mine"
 
 
 def test_resuming_with_another_network_or_gene_list_is_refused(run, processed, tmp_path):
     run("resumed")
     with pytest.raises(InputError, match="its network is not the one"):
-        run("resumed", Request(resume="last"), model={"d_model": 32})
+        run("resumed", TrainRequest(resume="last"), model={"d_model": 32})
     other = tmp_path / "other_genes"
     shutil.copytree(processed, other)
     metadata = json.loads((other / "metadata.json").read_text())
     metadata["genes"][3] = "Other"
     (other / "metadata.json").write_text(json.dumps(with_checksum(metadata)))
     with pytest.raises(InputError, match="first difference at gene 4"):
-        run("resumed", Request(resume="last"), data={"processed_data_dir": str(other)})
+        run("resumed", TrainRequest(resume="last"), data={"processed_data_dir": str(other)})
 
 
 def test_resume_last_of_a_run_that_has_not_begun_starts_it(run):
-    begun = run("requeued", Request(resume="last"))
+    begun = run("requeued", TrainRequest(resume="last"))
     assert logged(begun) == logged(run("new"))
 
 
@@ -278,16 +278,16 @@ def test_top_k_and_balance_weight_are_held_against_the_rule_of_thumb_too(setting
 
 
 @pytest.mark.parametrize(
-    ("set_draw", "flat"), [("slice", True), ("patch", True), ("random", False)]
+    ("set_draw", "planar"), [("slice", True), ("patch", True), ("random", False)]
 )
-def test_a_model_knows_whether_its_sets_lie_in_planes(run, processed_in_one_frame, set_draw, flat):
+def test_a_model_knows_whether_its_sets_are_planar(run, processed_in_one_frame, set_draw, planar):
     data = {
         "processed_data_dir": str(processed_in_one_frame),
         "loading": {"set_draw": set_draw},
     }
-    folder = run("flat", training={"max_epochs": 1}, data=data)
-    card = json.loads((folder.path / "export" / "config.json").read_text())
-    assert card["flat"] is flat
+    folder = run("planar", training={"max_epochs": 1}, data=data)
+    metadata = json.loads((folder.path / "export" / "config.json").read_text())
+    assert metadata["flat"] is planar
 
 
 def test_a_model_never_mixes_slices_that_share_no_frame(run):

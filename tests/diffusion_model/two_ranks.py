@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from tests.diffusion_model.conftest import tiny_config
 from tests.diffusion_model.test_resume import Cut, cut_at
 
@@ -52,7 +52,7 @@ def uneven() -> dict:
     }
 
 
-def run(name: str, request: Request, settings: dict) -> None:
+def run(name: str, request: TrainRequest, settings: dict) -> None:
     """Train a run of that name."""
     settings = {**settings, "logging": {"exp_name": name, "save_top_k": 1}}
     train(tiny_config(PROCESSED, FOLDER, **settings), request)
@@ -63,13 +63,13 @@ def cut_and_resume(settings: dict) -> None:
     with pytest.MonkeyPatch.context() as patch:
         cut_at(CUT_AT, patch)
         with pytest.raises(Cut):
-            run("cut", Request(), settings)
+            run("cut", TrainRequest(), settings)
     torch.distributed.barrier()
     if RANK == 0:
         shutil.copytree(FOLDER / "cut", FOLDER / "moved")
     torch.distributed.barrier()
-    run("cut", Request(resume="last"), settings)
-    run("moved", Request(resume="last"), sections("ddp", 126))
+    run("cut", TrainRequest(resume="last"), settings)
+    run("moved", TrainRequest(resume="last"), sections("ddp", 126))
 
 
 def count_experts(settings: dict) -> None:
@@ -86,7 +86,7 @@ def count_experts(settings: dict) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AlphaSTomicsModule, "balance_experts", balance_experts)
         layer = {"use_moe": True, "moe_balance": "bias"}
-        run("experts", Request(), {**settings, "TransformerLayer_setting": layer})
+        run("experts", TrainRequest(), {**settings, "TransformerLayer_setting": layer})
     torch.save(steps, FOLDER / f"experts{RANK}.pt")
 
 
@@ -95,7 +95,7 @@ if __name__ == "__main__":
     RANK = int(os.environ["RANK"])
     strategies = sys.argv[3:]
     for name in strategies:
-        run(name, Request(), sections(name, 126))
-    run("uneven", Request(), uneven())
+        run(name, TrainRequest(), sections(name, 126))
+    run("uneven", TrainRequest(), uneven())
     cut_and_resume(sections(strategies[-1], 126))
     count_experts(sections(strategies[-1], 126))

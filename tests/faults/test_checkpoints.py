@@ -16,8 +16,8 @@ from alphastomics.diffusion_model.checkpoint import (
     CHECKSUM_KEY,
     OWN_KEY,
     digest,
-    read_card,
     read_checkpoint,
+    read_model_metadata,
 )
 from alphastomics.errors import InputError
 from tests.faults.conftest import Tiny
@@ -206,13 +206,13 @@ def test_a_model_folder_that_asks_for_a_huge_network_is_refused_at_once(size, ti
 
 def test_no_flipped_bit_of_a_model_folders_config_is_accepted(tiny, work):
     whole = tiny.export.joinpath("config.json").read_bytes()
-    known = read_card(tiny.export / "config.json")
+    known = read_model_metadata(tiny.export / "config.json")
     for place in np.random.default_rng(0).integers(0, 8 * len(whole), 300):
         content = bytearray(whole)
         content[place // 8] ^= 1 << int(place % 8)
         (work / "config.json").write_bytes(content)
         with contextlib.suppress(InputError):
-            assert read_card(work / "config.json") == known
+            assert read_model_metadata(work / "config.json") == known
 
 
 @pytest.mark.parametrize("place", [0.001, 0.2, 0.5, 0.999])

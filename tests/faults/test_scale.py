@@ -80,12 +80,12 @@ def test_statistics_of_many_small_slices_take_little_memory_and_disk(tmp_path):
 
 def test_moments_of_slices_survive_packing():
     from alphastomics.preprocessing.normalize import Moments
-    from alphastomics.preprocessing.row_arrays import NOTHING, Compact, packed, unpacked
+    from alphastomics.preprocessing.row_arrays import NOTHING, Compact, packed_moments, unpacked
 
     rng = np.random.default_rng(0)
     values = rng.poisson(0.3, (2, 30)).astype(float)
     whole = [Moments(4, row, row**2) for row in values]
-    back = unpacked(packed([Compact.of(moments) for moments in whole]))
+    back = unpacked(packed_moments([Compact.of(moments) for moments in whole]))
     for moments, found in zip(whole, back, strict=True):
         again = NOTHING.joined(found, 30).whole(30)
         assert again.count == moments.count

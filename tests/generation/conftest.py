@@ -6,7 +6,7 @@ import pytest
 
 from alphastomics.config import Config, PreprocessingConfig, SamplingConfig, SimulationConfig
 from alphastomics.diffusion_model.run_folder import RunFolder
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config
@@ -37,7 +37,8 @@ def workspace(tmp_path_factory) -> Path:
         training = {"mode": mode, "batch_size": 45, "max_epochs": 1}
         logging = {"exp_name": mode}
         train(
-            tiny_config(folder / "processed", folder, training=training, logging=logging), Request()
+            tiny_config(folder / "processed", folder, training=training, logging=logging),
+            TrainRequest(),
         )
     return folder
 

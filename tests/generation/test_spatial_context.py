@@ -6,16 +6,16 @@ import pytest
 from alphastomics.evaluation.baselines import spatial_knn_mean
 from alphastomics.generation.spatial_context import (
     WEIGHT_STD,
-    Cells,
+    KnownCells,
     SpatialContext,
     stacking_weights,
 )
 
 
-def cells_of(position: np.ndarray, expression: np.ndarray, of_slice=None) -> Cells:
+def cells_of(position: np.ndarray, expression: np.ndarray, of_slice=None) -> KnownCells:
     number = np.zeros(len(position), np.int64) if of_slice is None else of_slice
     measured = np.ones(expression.shape, dtype=bool)
-    return Cells(position.astype(np.float64), expression, measured, number)
+    return KnownCells(position.astype(np.float64), expression, measured, number)
 
 
 def weights_naive(columns, target, counted, usual):

@@ -11,7 +11,7 @@ import torch
 
 from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.generation import baselines
-from alphastomics.generation.baselines import SMOOTHING, smoothed_expression
+from alphastomics.generation.baselines import SMOOTHING, smoothed_within_slices
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import warn_if_trained_on
@@ -102,7 +102,7 @@ def test_smoothed_expression_of_some_cells_is_that_of_whole_slices(workspace: Pa
     _, genes = load_for_use(checkpoint(workspace))
     cells = read_processed(workspace / "processed", genes, "train")
     chosen = np.arange(1, len(cells.slice_id), 3)
-    result = smoothed_expression(cells, chosen)
+    result = smoothed_within_slices(cells, chosen)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         whole = smoothed_set(torch.from_numpy(cells.expression[rows]), **SMOOTHING).numpy()

@@ -16,7 +16,7 @@ from alphastomics.preprocessing.normalize import (
     moments_of_dense,
     moments_of_sparse,
     standard_deviation,
-    standardized,
+    standardized_entries,
 )
 from tests.preprocessing.tissue import in_scanpy
 
@@ -66,7 +66,7 @@ def test_standardising_stays_exact_when_the_mean_is_large_beside_the_std(offset)
     values = (offset + rng.normal(0, 1, (5000, 3))).astype(np.float32)
     moments = moments_in_chunks(values, list(range(0, 5000, 700)))
     deviation = standard_deviation(moments)
-    result = standardized(csr_array(values), moments.mean, deviation).toarray()
+    result = standardized_entries(csr_array(values), moments.mean, deviation).toarray()
     wide = values.astype(np.float64)
     expected = (wide - wide.mean(axis=0)) / wide.std(axis=0, ddof=1)
     np.testing.assert_allclose(result, expected, atol=1e-6)
@@ -78,13 +78,15 @@ def test_a_constant_gene_becomes_zero(constant):
     moments = moments_of_sparse(values)
     deviation = standard_deviation(moments)
     assert deviation.tolist() == [1.0]
-    assert np.abs(standardized(values, moments.mean, deviation).toarray()).max() < 1e-6
+    assert np.abs(standardized_entries(values, moments.mean, deviation).toarray()).max() < 1e-6
 
 
 def test_one_cell_alone_becomes_zero():
     values = csr_array(np.array([[2.0, 0.0]], dtype=np.float32))
     moments = moments_of_sparse(values)
-    assert standardized(values, moments.mean, standard_deviation(moments)).toarray().max() == 0
+    assert (
+        standardized_entries(values, moments.mean, standard_deviation(moments)).toarray().max() == 0
+    )
 
 
 def test_entries_that_are_not_stored_take_their_slices_value_of_zero():

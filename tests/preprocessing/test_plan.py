@@ -9,7 +9,7 @@ from alphastomics.preprocessing.plan import (
     PlanRequest,
     destinations,
     draw_splits,
-    make_plan,
+    make_shuffle_plan,
     order_in_bucket,
     split_sizes,
 )
@@ -37,7 +37,7 @@ def request_of(drawn: dict) -> PlanRequest:
 @given(REQUESTS)
 def test_every_cell_of_every_slice_goes_to_exactly_one_shard(drawn: dict):
     request_ = request_of(drawn)
-    plan = make_plan(request_)
+    plan = make_shuffle_plan(request_)
     assert plan.counts.sum(axis=0).tolist() == list(request_.slice_sizes)
     for number, size in enumerate(request_.slice_sizes):
         bucket = destinations(plan, number)
@@ -52,7 +52,7 @@ def test_every_cell_of_every_slice_goes_to_exactly_one_shard(drawn: dict):
 @given(REQUESTS)
 def test_shards_and_buckets_are_no_larger_than_asked_and_none_is_empty(drawn: dict):
     request_ = request_of(drawn)
-    plan = make_plan(request_)
+    plan = make_shuffle_plan(request_)
     assert (plan.counts.sum(axis=1) <= request_.bucket_rows).all()
     for split in range(3):
         for shard in range(plan.num_shards(split)):
@@ -72,7 +72,7 @@ def test_the_split_of_a_cell_depends_on_neither_layout_nor_shard_nor_chunk_size(
         request_.bucket_rows + 3,
         request_.seed,
     )
-    plan, changed = make_plan(request_), make_plan(other)
+    plan, changed = make_shuffle_plan(request_), make_shuffle_plan(other)
     for number in range(len(request_.slice_sizes)):
         mine = plan.split[destinations(plan, number)]
         assert mine.tolist() == changed.split[destinations(changed, number)].tolist()
@@ -81,7 +81,7 @@ def test_the_split_of_a_cell_depends_on_neither_layout_nor_shard_nor_chunk_size(
 @given(REQUESTS)
 def test_layout_slice_keeps_the_cells_of_a_slice_together(drawn: dict):
     request_ = request_of(drawn)
-    plan = make_plan(request_)
+    plan = make_shuffle_plan(request_)
     if request_.layout == "slice":
         assert ((plan.counts > 0).sum(axis=1) == 1).all()
         for split in range(3):
@@ -119,7 +119,7 @@ def test_all_orders_are_equally_likely():
     counts: dict[tuple, int] = {}
     for seed in range(4800):
         request_ = PlanRequest((2, 2), (1.0, 0.0, 0.0), "cell", "shuffled", 9, 2, seed)
-        plan = make_plan(request_)
+        plan = make_shuffle_plan(request_)
         where = np.concatenate([destinations(plan, 0), destinations(plan, 1)])
         order = []
         for bucket in range(len(plan.counts)):
@@ -133,7 +133,9 @@ def test_all_orders_are_equally_likely():
 
 def test_another_seed_is_another_split():
     def split(seed):
-        plan = make_plan(PlanRequest((1000,), (0.5, 0.25, 0.25), "cell", "shuffled", 100, 50, seed))
+        plan = make_shuffle_plan(
+            PlanRequest((1000,), (0.5, 0.25, 0.25), "cell", "shuffled", 100, 50, seed)
+        )
         return plan.split[destinations(plan, 0)]
 
     assert 0.3 < (split(1) == split(2)).mean() < 0.45  # by chance 0.375

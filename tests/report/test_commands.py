@@ -12,7 +12,7 @@ import torch
 from alphastomics.cli.parse import parse_arguments
 from alphastomics.config import Config, PreprocessingConfig, SimulationConfig
 from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint
-from alphastomics.diffusion_model.train import Request, train
+from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import rmsd
 from alphastomics.generation.cells import read_processed
@@ -52,7 +52,9 @@ def home(tmp_path_factory) -> Path:
     for mode, layer in layers.items():
         training = {"mode": mode, "batch_size": 45, "max_epochs": 1}
         sections = {"logging": {"exp_name": mode}, "TransformerLayer_setting": layer}
-        train(tiny_config(folder / "processed", folder, training=training, **sections), Request())
+        train(
+            tiny_config(folder / "processed", folder, training=training, **sections), TrainRequest()
+        )
     return folder
 
 

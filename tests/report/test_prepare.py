@@ -27,7 +27,7 @@ from alphastomics.report.groups import (
 )
 from alphastomics.report.page import plotly_script, render, script_json
 from alphastomics.report.prepare import (
-    calibration,
+    calibration_curve,
     chosen_genes,
     column_data,
     curve_data,
@@ -104,11 +104,11 @@ def test_errors_that_keep_the_promise_of_their_std_are_calibrated(dims: int):
     random = np.random.default_rng(0)
     std = random.uniform(1, 5, 20_000)
     error = np.linalg.norm(random.normal(size=(20_000, dims)), axis=1) * std / np.sqrt(dims)
-    result = calibration(error, std, dims)
+    result = calibration_curve(error, std, dims)
     assert result["ratio"] == pytest.approx(1, abs=0.02)
     np.testing.assert_allclose(result["covered"], result["level"], atol=0.015)
     np.testing.assert_allclose(result["error"], result["std"], rtol=0.06)
-    sure = calibration(error, std / 2, dims)
+    sure = calibration_curve(error, std / 2, dims)
     assert sure["ratio"] == pytest.approx(2, abs=0.04)
     assert all(np.array(sure["covered"]) < np.array(sure["level"]))
 
@@ -125,17 +125,17 @@ def test_the_ratio_on_the_page_is_that_of_test():
         samples = Envelope(position[rows], position[rows], deviation[rows], 4)
         scored.append(evaluation_calibration(estimate[rows], position[rows], samples))
     error = np.linalg.norm(estimate - position, axis=1)
-    result = calibration(error, np.linalg.norm(deviation, axis=1), 2, slice_id)
+    result = calibration_curve(error, np.linalg.norm(deviation, axis=1), 2, slice_id)
     means = np.average(np.array(scored), axis=0, weights=[30, 60])
     assert result["ratio"] == pytest.approx(means[2])
     assert result["correlation"] == pytest.approx(means[3])
 
 
 def test_a_std_of_zero_covers_nothing_and_divides_by_nothing():
-    result = calibration(np.ones(30), np.zeros(30), 2)
+    result = calibration_curve(np.ones(30), np.zeros(30), 2)
     assert result["covered"] == [0.0] * len(result["level"])
     assert result["correlation"] is result["ratio"] is None
-    assert calibration(np.ones(2), np.ones(2), 2)["std"] == [1.0]
+    assert calibration_curve(np.ones(2), np.ones(2), 2)["std"] == [1.0]
 
 
 def test_spatial_order_is_that_of_the_metrics_and_unknown_where_nothing_was_measured():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphastomics.report.findings import Column
+from alphastomics.report.findings import ObsColumn
 from alphastomics.report.page import SCRIPTS
 from alphastomics.report.prepare import page_data
 from tests.report.tissue import make_cells, make_findings
@@ -35,8 +35,8 @@ def shown(findings, folder: Path) -> dict:
 def page(tmp_path_factory) -> dict:
     cells = make_cells(240)
     columns = [
-        Column("region", ["cortex", "thalamus"], np.arange(240.0) % 2),
-        Column("depth", None, np.linspace(0, 5, 240)),
+        ObsColumn("region", ["cortex", "thalamus"], np.arange(240.0) % 2),
+        ObsColumn("depth", None, np.linspace(0, 5, 240)),
     ]
     findings = replace(make_findings(cells), columns=columns)
     predicted = replace(findings.predicted_position, error=findings.predicted_position.error * 1000)

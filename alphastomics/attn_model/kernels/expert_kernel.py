@@ -30,7 +30,7 @@ def _gelu(x, EXACT):
         below = tl.where(x < 0, tail, 1 - tail)
         slope = below + 0.3989422804014327 * power * x
     else:
-        # Past 7 the polynomial would turn around; the function is 0 or 1 there.
+        # Past 7 the polynomial would not be monotonic; the function is 0 or 1 there.
         square = tl.minimum(x * x, 49.0)
         power = x * (2.3011142474 + square * (0.1067701571772 - square * 0.00101292233804))
         away = 1 + tl.exp2(-power)
