@@ -165,7 +165,7 @@ def expression_baselines(
     methods[SPATIAL_KNN] = around
     if known.common_frame and len(known.slice_names) > 1:
         methods["closest slice"] = lambda rows: closest_slice(
-            position[rows], position, known.expression, known.slice_id
+            position[rows], known_position, known.expression, known.slice_id
         )
     return methods
 
