@@ -1,6 +1,7 @@
 """Embeddings of a file: every cell keeps its row, and the rest of the file stays as it was."""
 
 import json
+import warnings
 from pathlib import Path
 
 import anndata
@@ -113,6 +114,22 @@ def test_ranges_and_columnwise_files_give_every_cell_its_row(
     np.testing.assert_allclose(result, two.obsm["X_alphastomics"], atol=1e-6)
 
 
+def test_a_zarr_store_is_embedded_like_a_file(run, two_slices, tmp_path):
+    pytest.importorskip("zarr")
+    before = anndata.read_h5ad(two_slices)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before.write_zarr(tmp_path / "store.zarr")
+    status, said = run("--input_data", tmp_path / "store.zarr")
+    assert status == 0, said
+    assert json.loads(said)["output"].endswith("store_embedded.h5ad")
+    assert run("--input_data", two_slices)[0] == 0
+    after, of_file = (anndata.read_h5ad(f"{n}_embedded.h5ad") for n in ("store", "both"))
+    assert after.obs.equals(of_file.obs)
+    np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
+    np.testing.assert_allclose(*(data.obsm["X_alphastomics"] for data in (after, of_file)))
+
+
 def test_all_layers_have_a_matrix_each_and_replace_what_was_there(run, two_slices):
     first = anndata.read_h5ad(two_slices)
     first.obsm["X_alphastomics"] = np.zeros((first.n_obs, 3))
@@ -169,6 +186,7 @@ def test_a_file_that_cannot_be_embedded_gets_one_line_and_leaves_nothing(run, tw
         ("strange.h5ad",): "none of the",
         ("in.pt",): "expected an .h5ad",
         ("none.h5ad",): "no such file",
+        ("none.zarr",): "no such file",
         ("both.h5ad", "--format", "npz"): "it is h5ad",
         ("both.h5ad", "--output", "o.npz"): "must end in .h5ad",
         ("both.h5ad", "--max_samples", "5"): "embedded whole",

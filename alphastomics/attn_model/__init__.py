@@ -3,7 +3,8 @@
 from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.attn_model.moe import MixtureOfExperts
-from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TransformerLayer
+from alphastomics.attn_model.transformer import GatedSelfAttentionModel
+from alphastomics.attn_model.transformer_layer import TransformerLayer
 
 __all__ = [
     "GatedMultiHeadAttention",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention
 from alphastomics.attn_model.routing import expert_use
-from alphastomics.attn_model.transformer import LayerOutput, TransformerLayer
+from alphastomics.attn_model.transformer_layer import LayerOutput, TransformerLayer
 
 # Attention weights held at a time, over sets, heads, queries and keys: 64 MB in float32.
 WEIGHTS_AT_A_TIME = 2**24

@@ -4,7 +4,8 @@
 features hidden for masked diffusion, and the routers' statistics. It knows no noise and no loss.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +16,7 @@ from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import require_masks
 from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.neighbourhood import smoothed_expression
-from alphastomics.attn_model.position_head import PositionHead
+from alphastomics.attn_model.position_head import PositionHead, position_at_start
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
 from alphastomics.config import Config, LayerConfig, ModelConfig
@@ -74,16 +75,11 @@ def known_values(
     return expression
 
 
-def position_at_start(
-    position: Float[Tensor, "B N 3"],
-    expected: Float[Tensor, "B N 3"] | None,
-    diffusion_time: Float[Tensor, "B T"],
-) -> Float[Tensor, "B N 3"]:
-    """Take expected positions for sets of pure noise beside given expression: all there is."""
-    if expected is None:
-        return position
-    start = (diffusion_time[:, -1:] == 1) & (diffusion_time[:, :1] == 0)
-    return torch.where(start[..., None], expected.to(position.dtype), position)
+def resized(size: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    """Return sizes with some values changed; a name that is none of theirs is refused."""
+    if unknown := changes.keys() - ModelConfig.model_fields.keys():
+        raise TypeError(f"Model: unexpected keyword argument(s) {', '.join(sorted(unknown))}")
+    return size.model_copy(update=changes)
 
 
 class Model(nn.Module):
@@ -93,71 +89,63 @@ class Model(nn.Module):
     ----------
     num_genes
         Genes G of an expression vector.
-    d_model, n_heads, n_layers, d_ff, dropout
-        Sizes as in `ModelConfig`; `d_ff` None is 4 x d_model.
-    input_dropout, smoothing_rounds, smoothing_neighbours, smoothing_components, smoothing_dropout
-        What is done to expression that is given, as in `ModelConfig`.
-    expects_positions
-        Whether a head says where given expression is expected; needs smoothing.
+    size
+        Sizes, and what is done to expression that is given.
     settings
         Kind of attention, gate and feed-forward.
+    expects_positions
+        Whether a head says where given expression is expected; needs smoothing.
+    **sizes
+        Values of `size` by their names in `ModelConfig`, as in `Model(40, d_model=32)`.
     """
 
     def __init__(
         self,
         num_genes: int,
         *,
-        d_model: int = _SIZE.d_model,
-        n_heads: int = _SIZE.n_heads,
-        n_layers: int = _SIZE.n_layers,
-        d_ff: int | None = _SIZE.d_ff,
-        dropout: float = _SIZE.dropout,
-        input_dropout: float = _SIZE.input_dropout,
-        smoothing_rounds: int = _SIZE.smoothing_rounds,
-        smoothing_neighbours: int = _SIZE.smoothing_neighbours,
-        smoothing_components: int = _SIZE.smoothing_components,
-        smoothing_dropout: float = _SIZE.smoothing_dropout,
-        expects_positions: bool = False,
+        size: ModelConfig = _SIZE,
         settings: LayerConfig = _SETTINGS,
+        expects_positions: bool = False,
+        **sizes: Any,
     ) -> None:
         super().__init__()
+        size = resized(size, sizes)
         self.num_genes, self.settings = num_genes, settings
         # Set in training: one unit of positions in the user's units, and whether mirrors count.
         self.position_scale: float | None = None
         self.reflection = True
         self.smoothing = {
-            "rounds": smoothing_rounds,
-            "neighbours": smoothing_neighbours,
-            "components": smoothing_components,
+            "rounds": size.smoothing_rounds,
+            "neighbours": size.smoothing_neighbours,
+            "components": size.smoothing_components,
         }
         self.trunk = GatedSelfAttentionModel(
             num_genes,
-            d_model=d_model,
-            n_heads=n_heads,
-            n_layers=n_layers,
-            d_ff=d_ff,
-            dropout=dropout,
-            input_dropout=input_dropout,
+            d_model=size.d_model,
+            n_heads=size.n_heads,
+            n_layers=size.n_layers,
+            d_ff=size.d_ff,
+            dropout=size.dropout,
+            input_dropout=size.input_dropout,
             settings=settings,
         )
+        num_smoothed = size.smoothing_rounds * num_genes
         # Checkpoints have this name; the code says `smoothed_in`.
         self.alike_in = (
             nn.Sequential(
-                nn.Dropout(smoothing_dropout),
-                nn.Linear(smoothing_rounds * num_genes, d_model),
+                nn.Dropout(size.smoothing_dropout),
+                nn.Linear(num_smoothed, size.d_model),
                 nn.SiLU(),
-                nn.Linear(d_model, d_model),
+                nn.Linear(size.d_model, size.d_model),
             )
-            if smoothing_rounds
+            if num_smoothed
             else None
         )
         self.position_head = (
-            PositionHead(num_genes, smoothing_rounds * num_genes)
-            if expects_positions and smoothing_rounds
-            else None
+            PositionHead(num_genes, num_smoothed) if expects_positions and num_smoothed else None
         )
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_STD)
-        self.unseen_share = nn.Linear(2, d_model, bias=False)
+        self.unseen_share = nn.Linear(2, size.d_model, bias=False)
 
     @property
     def smoothed_in(self) -> nn.Sequential | None:
@@ -184,20 +172,11 @@ class Model(nn.Module):
             )
         return cls(
             known.pop(),
-            d_model=size.d_model,
-            n_heads=size.n_heads,
-            n_layers=size.n_layers,
-            d_ff=size.d_ff,
-            dropout=size.dropout,
-            input_dropout=size.input_dropout,
-            smoothing_rounds=size.smoothing_rounds,
-            smoothing_neighbours=size.smoothing_neighbours,
-            smoothing_components=size.smoothing_components,
-            smoothing_dropout=size.smoothing_dropout,
+            size=size,
+            settings=config.layer,
             # Positions can be expected where slices lie in one frame.
             expects_positions=config.diffusion.position_frame == "registered"
             and any(task.generates_position for task in tasks_of(config.training.mode)),
-            settings=config.layer,
         )
 
     def forward(

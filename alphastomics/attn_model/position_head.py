@@ -255,3 +255,15 @@ def quantiles(values: Float[Tensor, "N C"]) -> Float[Tensor, "Q C"]:
     rows = [round(share * (len(values) - 1)) for share in QUANTILES]
     ordered: Tensor = values.float().sort(dim=0).values
     return ordered[rows]
+
+
+def position_at_start(
+    position: Float[Tensor, "B N 3"],
+    expected: Float[Tensor, "B N 3"] | None,
+    diffusion_time: Float[Tensor, "B T"],
+) -> Float[Tensor, "B N 3"]:
+    """Take expected positions for sets of pure noise beside given expression: all there is."""
+    if expected is None:
+        return position
+    start = (diffusion_time[:, -1:] == 1) & (diffusion_time[:, :1] == 0)
+    return torch.where(start[..., None], expected.to(position.dtype), position)

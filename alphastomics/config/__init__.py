@@ -11,6 +11,7 @@ from alphastomics.config.schema import (
     ModelConfig,
     SamplingConfig,
     SeedConfig,
+    Solver,
     TrainingConfig,
 )
 from alphastomics.config.section import Section
@@ -33,5 +34,6 @@ __all__ = [
     "Section",
     "SeedConfig",
     "SimulationConfig",
+    "Solver",
     "TrainingConfig",
 ]

@@ -52,6 +52,7 @@ __all__ = [
     "Section",
     "SeedConfig",
     "SimulationConfig",
+    "Solver",
     "TrainingConfig",
 ]
 
@@ -60,6 +61,7 @@ Precision = Annotated[
     # YAML reads a bare 32 as a number.
     BeforeValidator(lambda value: "32" if value == 32 and not isinstance(value, bool) else value),
 ]
+Solver = Literal["ddim", "ddpm", "dpmpp"]
 
 
 class SeedConfig(Section):
@@ -302,7 +304,7 @@ class SamplingConfig(Section):
     num_steps: int = count(
         50, "Network calls of a sample; at most diffusion.num_timesteps.", json_schema_extra=AUTO
     )
-    sampler: Literal["ddim", "ddpm", "dpmpp"] = Field("ddim", description="Solver of the reverse.")
+    sampler: Solver = Field("ddim", description="Solver of the reverse.")
     mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
     estimator: Literal["mean", "sample"] = Field(
         "mean", description="The posterior mean, or one sample from the posterior."

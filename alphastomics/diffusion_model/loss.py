@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from alphastomics.config import LossConfig, MaskingConfig
+from alphastomics.config import Config, LossConfig, MaskingConfig
 from alphastomics.diffusion_model.distance import distance_loss
 from alphastomics.geometry import aligned_sets, centered
 
@@ -134,6 +134,27 @@ class DualModalLoss(nn.Module):
         self.lambda_masked_reconstruction = lambda_masked_reconstruction
         self.position_loss, self.reflection = position_loss, reflection
 
+    @classmethod
+    def from_config(cls, config: Config) -> "DualModalLoss":
+        """Build the loss that a configuration describes."""
+        return cls(
+            config.loss.lambda_expression,
+            config.loss.lambda_position,
+            config.masking.reconstruction_weight,
+            config.loss.position,
+            reflection=config.loss.reflection,
+        )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every term in the total."""
+        return {
+            "expression": self.lambda_expression,
+            "position": self.lambda_position,
+            "masked": self.lambda_masked_reconstruction,
+            "balance": 1.0,  # the layers have weighted it
+        }
+
     def forward(
         self, predicted: Cells, true: Cells, entries: Entries, penalty: Tensor | None = None
     ) -> LossTerms:
@@ -148,17 +169,15 @@ class DualModalLoss(nn.Module):
         penalty
             The routers' weighted balance loss, added to the total as it is.
         """
-        expression = self.expression_term(predicted, true, entries)
-        position = self.position_term(predicted, true, entries)
-        masked = self.masked_term(predicted, true, entries)
-        balance = expression.new_zeros(()) if penalty is None else penalty
-        total = (
-            self.lambda_expression * expression
-            + self.lambda_position * position
-            + self.lambda_masked_reconstruction * masked
-            + balance
-        )
-        return LossTerms(total, expression, position, masked, balance)
+        none = true.expression.new_zeros(())
+        terms = {
+            "expression": self.expression_term(predicted, true, entries),
+            "position": self.position_term(predicted, true, entries),
+            "masked": self.masked_term(predicted, true, entries),
+            "balance": none if penalty is None else penalty,
+        }
+        weighted = [weight * terms[name] for name, weight in self.weights.items()]
+        return LossTerms(sum(weighted, start=none), **terms)
 
     def expression_term(self, predicted: Cells, true: Cells, entries: Entries) -> Tensor:
         """Mean over real cells, measured genes and noised sets of the squared error."""

@@ -72,14 +72,7 @@ class AlphaSTomicsModule(TrainerModule):
         self.model = Model.from_config(self.config, num_genes)
         self.average = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
         self.noise_model = NoiseModel(self.config.diffusion)
-        loss, masking = self.config.loss, self.config.masking
-        self.loss = DualModalLoss(
-            loss.lambda_expression,
-            loss.lambda_position,
-            masking.reconstruction_weight,
-            loss.position,
-            reflection=loss.reflection,
-        )
+        self.loss = DualModalLoss.from_config(self.config)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
         # Rotation of each slice into the frame that the slices share; none is known by itself.

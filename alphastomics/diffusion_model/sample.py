@@ -10,13 +10,13 @@ are rotated onto the last one and onto the noisy cells, these the more the less 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
-from alphastomics.config import Mode, SamplingConfig
+from alphastomics.config import Mode, SamplingConfig, Solver
 from alphastomics.diffusion_model.noise import (
     NoiseModel,
     centered_noise,
@@ -27,7 +27,6 @@ from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered, moved_onto
 from alphastomics.tasks import TASKS
 
-Solver = Literal["ddim", "ddpm", "dpmpp"]
 SOLVERS = get_args(Solver)
 CELLS_THAT_FIX_A_FRAME = 3
 _SAMPLING = SamplingConfig()

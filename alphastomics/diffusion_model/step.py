@@ -10,6 +10,9 @@ from alphastomics.diffusion_model.loss import LossTerms
 from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.utils.dataholder import DataHolder
 
+# What the terms of the loss are called in the log, in the order of `LossTerms`.
+TERM_NAMES = tuple("loss" if name == "total" else name for name in LossTerms._fields)
+
 
 class Scored(NamedTuple):
     """What a step made: the loss, the prediction, and the batch with its diffusion time."""
@@ -56,9 +59,6 @@ class Seen(NamedTuple):
 
 def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:
     """Return the terms of a loss under the names they are logged by."""
-    total, *_ = terms
-    return {f"{stage}/loss": total.detach()} | {
-        f"{stage}/{name}": value.detach()
-        for name, value in terms._asdict().items()
-        if name != "total"
+    return {
+        f"{stage}/{name}": value.detach() for name, value in zip(TERM_NAMES, terms, strict=True)
     }

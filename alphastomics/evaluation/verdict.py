@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from alphastomics.evaluation.methods import MODEL, kind_of
+from alphastomics.evaluation.registry import metric_named
 from alphastomics.tasks import JOINT, TASKS, Task
 
 Methods = Mapping[str, Mapping[str, float]]
@@ -12,10 +13,6 @@ Methods = Mapping[str, Mapping[str, float]]
 MARGIN = 0.005
 AT_CHANCE = 0.03
 GOOD_AUC, SEPARABLE_AUC = 0.7, 0.9
-
-
-# What the metrics that judge are called in a sentence.
-LABELS = {"spearman_mean": "Spearman", "pearson_gene_mean": "r by gene"}
 
 
 class Verdict(NamedTuple):
@@ -48,7 +45,7 @@ def _judge(task: Task, methods: Methods) -> Verdict:
     }
     best = max(rivals, key=rivals.__getitem__, default=None)
     bar = None if best is None else rivals[best]
-    shown = f"{task.label}: {LABELS[metric]} {ours:.3f}"
+    shown = f"{task.label}: {metric_named(metric).name_in_sentence} {ours:.3f}"
     shown += "" if bar is None else f", {best} {bar:.3f}"
     shown += ", chance 0"
     if ours < AT_CHANCE:

@@ -1,4 +1,4 @@
-"""Embeddings of an .h5ad file: it enters, and leaves again with `obsm["X_alphastomics"]`.
+"""Embeddings of an AnnData file: it enters; an .h5ad with `obsm["X_alphastomics"]` leaves.
 
 The file is read twice in ranges of rows, first for the moments of each gene in each slice, then to
 embed the cells; so memory is bounded by a range. A range's cells of one slice are dealt out to sets
@@ -33,11 +33,19 @@ from alphastomics.extract.folder import (
     require_target,
     stored,
 )
-from alphastomics.io.files import replacing, require_file, require_space
+from alphastomics.io.files import replacing, require_space
+from alphastomics.io.h5ad import require_storable, write_anndata
 from alphastomics.io.progress import track
-from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions
+from alphastomics.preprocessing.anndata_file import (
+    SUFFIXES,
+    Expression,
+    Frame,
+    Positions,
+    is_group,
+    read_whole,
+)
 from alphastomics.preprocessing.genes import Alignment, align, require_unique
-from alphastomics.preprocessing.inspection import SLICE_KEY, slice_codes, slice_names
+from alphastomics.preprocessing.inspection import SLICE_KEY, size_of, slice_codes, slice_names
 from alphastomics.preprocessing.normalize import (
     Moments,
     log_normalized,
@@ -110,12 +118,22 @@ def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
         shape = embed_h5ad_cells(module, genes, path, config, set_size, rows)
-        require_space(output.parent, rows.stat().st_size + path.stat().st_size)
+        require_space(output.parent, rows.stat().st_size + size_of(path))
         with replacing(output) as partial:
-            shutil.copyfile(path, partial)
+            copy_as_h5ad(path, partial)
             with h5py.File(partial, "r+") as file:
                 keys = write_obsm(file, stored(rows, shape))
     return {**extract_summary(output, mode, shape, set_size, "slice"), "keys": keys}
+
+
+def copy_as_h5ad(source: Path, target: Path) -> None:
+    """Copy a file as it is; another container is read whole and written as .h5ad."""
+    if source.suffix == ".h5ad":
+        shutil.copyfile(source, target)
+        return
+    data = read_whole(source)
+    require_storable(source, data, "remove it")
+    write_anndata(target, data, compression=None)
 
 
 def embed_h5ad_cells(
@@ -135,9 +153,10 @@ def embed_h5ad_cells(
 
 def chosen_h5ad_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:
     """Return the output file: the one named, or one beside the input; it is an .h5ad."""
-    if path.suffix != ".h5ad":
-        raise InputError(f"{path}: expected an .h5ad file for --input_data")
-    require_file(path)
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path}: expected an {' or '.join(SUFFIXES)} file for --input_data")
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
     default = ExtractConfig()
     named = "output" in given or settings.output != default.output
     output = Path(settings.output) if named else path.with_name(f"{path.stem}_embedded.h5ad")
@@ -162,12 +181,13 @@ def source_of(
         require_unique(file_genes, f"{path}: var_names", "make them unique and save the file again")
         if "obsm" not in root:
             raise InputError(f"{path}: obsm is missing: save the file again with anndata")
-        if not isinstance(root.get("obsm", getlink=True), h5py.HardLink):
+        in_hdf5 = isinstance(root, h5py.Group)
+        if in_hdf5 and not isinstance(root.get("obsm", getlink=True), h5py.HardLink):
             raise InputError(
                 f"{path}: obsm is a link, and may lead into another file, which is not ours to "
                 "write: save the file again with anndata"
             )
-        if not isinstance(root["obsm"], h5py.Group):
+        if not is_group(root["obsm"]):
             raise InputError(f"{path}: obsm is no group: save the file again with anndata")
         positions = positions_of(path, root, key, cells)
         alignment = align(file_genes, genes, path)

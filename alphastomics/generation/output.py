@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from alphastomics.config import Mode
-from alphastomics.errors import InputError, quoted
+from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import FrameFit
 from alphastomics.generation.generate import Generated
 from alphastomics.io.files import require_writable as require_writable_target
 from alphastomics.io.files import write_bytes
+from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
-from alphastomics.io.h5ad import write_scratch
-from alphastomics.preprocessing.anndata_file import reading
+from alphastomics.preprocessing.anndata_file import SUFFIXES, read_whole
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY = (
@@ -74,38 +74,11 @@ def write_generated_pt(
 
 def read_original(source: Path | None) -> Any | None:
     """Read the AnnData file that is to be copied; None where the input is none."""
-    if source is None or source.suffix != ".h5ad":
+    if source is None or source.suffix not in SUFFIXES:
         return None
-    import anndata
-
-    with reading(source, "the whole of it"):
-        data = anndata.read_h5ad(source)
-    require_storable(source, data)
+    data = read_whole(source)
+    require_storable(source, data, "remove it, or give an --output that ends in .pt")
     return data
-
-
-def require_storable(source: Path, data: Any) -> None:
-    """Refuse what anndata reads and cannot write: other programs put such things into a file."""
-    tables = {slot: getattr(data, slot) for slot in ("obs", "var")}
-    parts = {f"{slot}[{key!r}]": table[[key]] for slot, table in tables.items() for key in table}
-    parts |= {f"{slot}_names": table.iloc[:, :0] for slot, table in tables.items()}
-    parts |= {f"uns[{key!r}]": {key: value} for key, value in data.uns.items()}
-    for slot in ("obsm", "varm", "obsp", "varp", "layers"):
-        few = {key: first_rows(value) for key, value in getattr(data, slot).items()}
-        parts |= {f"{slot}[{key!r}]": {key: value} for key, value in few.items()}
-    for name, value in parts.items():
-        try:
-            write_scratch(value)
-        except Exception as error:  # anndata's own kind has no public name
-            raise InputError(
-                f"{source}: {name} cannot be written to a copy ({quoted(error, 100)}); remove it, "
-                "or give an --output that ends in .pt"
-            ) from error
-
-
-def first_rows(value: Any) -> Any:
-    """Return a little of an array or table: whether its kind can be written shows with it."""
-    return value.iloc[:2] if hasattr(value, "iloc") else value[:2]
 
 
 def write_generated_h5ad(

@@ -8,8 +8,9 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from alphastomics.errors import InputError, quoted
 from alphastomics.io.files import write_bytes
 
 if TYPE_CHECKING:
@@ -34,6 +35,29 @@ def write_scratch(value: object) -> None:
 
     with h5py.File(io.BytesIO(), "w") as scratch, nullable_strings():
         write_elem(scratch, "value", value)
+
+
+def require_storable(source: Path, data: "AnnData", remedy: str) -> None:
+    """Refuse what anndata reads and cannot write: other programs put such things into a file."""
+    tables = {slot: getattr(data, slot) for slot in ("obs", "var")}
+    parts = {f"{slot}[{key!r}]": table[[key]] for slot, table in tables.items() for key in table}
+    parts |= {f"{slot}_names": table.iloc[:, :0] for slot, table in tables.items()}
+    parts |= {f"uns[{key!r}]": {key: value} for key, value in data.uns.items()}
+    for slot in ("obsm", "varm", "obsp", "varp", "layers"):
+        few = {key: first_rows(value) for key, value in getattr(data, slot).items()}
+        parts |= {f"{slot}[{key!r}]": {key: value} for key, value in few.items()}
+    for name, value in parts.items():
+        try:
+            write_scratch(value)
+        except Exception as error:  # anndata's own kind has no public name
+            raise InputError(
+                f"{source}: {name} cannot be written to a copy ({quoted(error, 100)}); {remedy}"
+            ) from error
+
+
+def first_rows(value: Any) -> Any:
+    """Return a little of an array or table: whether its kind can be written shows with it."""
+    return value.iloc[:2] if hasattr(value, "iloc") else value[:2]
 
 
 @contextmanager

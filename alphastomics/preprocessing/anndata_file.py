@@ -91,6 +91,15 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
+def read_whole(path: Path) -> Any:
+    """Read all of a file as an AnnData object, to be copied with something added."""
+    import anndata
+
+    read = anndata.read_zarr if path.suffix.lower() == ".zarr" else anndata.read_h5ad
+    with reading(path, "the whole of it"):
+        return read(path)
+
+
 def walk(path: Path, root: Any) -> None:
     """Touch every part of an open file: whoever survives this may read it."""
     with reading(path, "the HDF5 structure"):

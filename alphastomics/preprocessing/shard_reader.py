@@ -16,7 +16,7 @@ from scipy.sparse import csr_array, vstack
 from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
-from alphastomics.preprocessing.parts import shard_schema
+from alphastomics.preprocessing.parts import CELL_COLUMNS, shard_schema
 from alphastomics.preprocessing.schema import (
     METADATA_FILE,
     SCALING_FILE,
@@ -25,6 +25,12 @@ from alphastomics.preprocessing.schema import (
 )
 
 Rows = slice | np.ndarray
+# One number per cell: fields of `CellTable`, and columns of shards. Names stay on the disk.
+NUMBER_COLUMNS = {
+    name: kind.to_pandas_dtype()
+    for name, kind in CELL_COLUMNS.items()
+    if not pa.types.is_string(kind)
+}
 DAMAGED = "the shard was altered or cut short: copy it again, or preprocess again"
 
 
@@ -49,14 +55,13 @@ class CellTable:
             expression = sparse_rows(self.expression, rows.start, rows.stop)
         else:
             expression = self.expression[rows]
-        return CellTable(
-            expression,
-            self.position[rows],
-            self.cell_type[rows],
-            self.slice_id[rows],
-            self.cell_id[rows],
-            None if self.smoothed is None else self.smoothed[rows],
-        )
+        smoothed = None if self.smoothed is None else self.smoothed[rows]
+        columns = {name: column[rows] for name, column in self.columns().items()}
+        return CellTable(expression, self.position[rows], **columns, smoothed=smoothed)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return what has one number per cell, by the name of its column."""
+        return {name: getattr(self, name) for name in NUMBER_COLUMNS}
 
 
 def sparse_rows(values: csr_array, start: int, stop: int) -> csr_array:
@@ -200,11 +205,13 @@ class ShardReader:
 
     @property
     def _columns(self) -> list[str]:
-        stored = (
-            ["expression"] if self.metadata.storage == "dense" else ["gene_index", "gene_value"]
-        )
-        types = [] if self.metadata.cell_types is None else ["cell_type"]
-        return [*stored, "position", *types, "slice_id", "cell_id"]
+        unread = CELL_COLUMNS.keys() - NUMBER_COLUMNS.keys()
+        return [name for name in self._schema.names if name not in unread]
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        with_type = self.metadata.cell_types is not None
+        return shard_schema(self.metadata.storage, with_cell_type=with_type)
 
     def _check_size(self, shard: ShardRecord) -> None:
         size = self.folder.size_of(shard.file)
@@ -247,27 +254,20 @@ class ShardReader:
         coordinates = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
         if len(coordinates) != rows * 3:
             raise KeyError("position does not hold 3 numbers per cell")
-        missing = np.full(rows, -1, dtype=np.int32)
-        types = self.metadata.cell_types
-        labels = missing if types is None else batch["cell_type"].to_numpy()
+        columns = {"cell_type": np.full(rows, -1, dtype=np.int32)}
+        stored = [name for name in NUMBER_COLUMNS if name in batch.schema.names]
+        columns |= {name: batch[name].to_numpy() for name in stored}
+        types, labels = self.metadata.cell_types, columns["cell_type"]
         if types is not None and rows and not -1 <= labels.min() <= labels.max() < len(types):
             raise KeyError("cell_type has numbers that are no cell type's")
-        whole = CellTable(
-            expression,
-            coordinates.reshape(rows, 3),
-            labels,
-            batch["slice_id"].to_numpy(),
-            batch["cell_id"].to_numpy(),
-        )
+        whole = CellTable(expression, coordinates.reshape(rows, 3), **columns)
         return whole if len(piece) == rows else whole.take(slice(piece.start, piece.stop))
 
     def _check_columns(self, batch: pa.RecordBatch) -> None:
         """Refuse columns of another type, with missing values, or with vectors of other lengths."""
-        with_type = self.metadata.cell_types is not None
-        schema = shard_schema(self.metadata.storage, with_cell_type=with_type)
         lengths = {"expression": self.metadata.num_genes, "position": 3}
         for name in batch.schema.names:
-            column, wanted = batch[name], schema.field(name).type
+            column, wanted = batch[name], self._schema.field(name).type
             is_list = pa.types.is_list(wanted)
             same = pa.types.is_list(column.type) if is_list else column.type == wanted
             if same and is_list:
@@ -302,12 +302,13 @@ def joined_tables(tables: list[CellTable]) -> CellTable:
         return tables[0]
     blocks = [table.expression for table in tables]
     sparse = isinstance(blocks[0], csr_array)
+    columns = {
+        name: np.concatenate([getattr(table, name) for table in tables]) for name in NUMBER_COLUMNS
+    }
     return CellTable(
         vstack(blocks, format="csr") if sparse else np.concatenate(blocks),
         np.concatenate([table.position for table in tables]),
-        np.concatenate([table.cell_type for table in tables]),
-        np.concatenate([table.slice_id for table in tables]),
-        np.concatenate([table.cell_id for table in tables]),
+        **columns,
     )
 
 
@@ -316,9 +317,7 @@ def empty_table(cells: int, genes: int) -> CellTable:
     return CellTable(
         np.empty((cells, genes), dtype=np.float32),
         np.empty((cells, 3), dtype=np.float64),
-        np.empty(cells, dtype=np.int32),
-        np.empty(cells, dtype=np.int32),
-        np.empty(cells, dtype=np.int64),
+        **{name: np.empty(cells, dtype=kind) for name, kind in NUMBER_COLUMNS.items()},
     )
 
 
@@ -326,6 +325,5 @@ def put_rows(target: CellTable, rows: Int64[np.ndarray, " M"], cells: CellTable)
     """Copy cells to their rows of a dense table."""
     target.expression[rows] = cells.expression
     target.position[rows] = cells.position
-    target.cell_type[rows] = cells.cell_type
-    target.slice_id[rows] = cells.slice_id
-    target.cell_id[rows] = cells.cell_id
+    for name, column in target.columns().items():
+        column[rows] = getattr(cells, name)

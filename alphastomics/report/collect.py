@@ -1,9 +1,6 @@
 """Findings of a checkpoint: a module and cells with known positions enter, `Findings` leave."""
 
-import csv
-from contextlib import suppress
 from functools import partial
-from pathlib import Path as FilePath
 
 import numpy as np
 import torch
@@ -210,18 +207,3 @@ def denoising_path(
     ]
     time = np.array(step_times(module.noise_model.num_timesteps, steps)[:-1])
     return Path(rows[shown], time / module.noise_model.num_timesteps, *frames)
-
-
-def read_curves(path: FilePath) -> dict[str, Curve]:
-    """Read what a run logged: {name: curve}."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for row in csv.DictReader(file):
-            # The last line of a run that was killed may be half a line.
-            with suppress(KeyError, TypeError, ValueError):
-                point = float(row["step"]), float(row["value"])
-                points.setdefault(row["name"], []).append(point)
-    return {
-        name: Curve(*(np.array(column) for column in zip(*curve, strict=True)))
-        for name, curve in points.items()
-    }

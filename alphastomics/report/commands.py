@@ -24,7 +24,8 @@ from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import refuse_existing
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, write_text
-from alphastomics.report.collect import collect_findings, read_curves
+from alphastomics.report.collect import collect_findings
+from alphastomics.report.curves import read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render

@@ -5,6 +5,7 @@ They travel as 8 or 16 bit levels between two ends, deflated, in base64: a pixel
 
 import base64
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,3 +40,9 @@ def codes(values: Int64[np.ndarray, " N"]) -> dict[str, Any]:
 def packed_positions(position: Float[np.ndarray, "N 3"]) -> dict[str, Any]:
     """Pack coordinates axis by axis."""
     return {axis: spanned(position[:, index]) for index, axis in enumerate("xyz")}
+
+
+def numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """Return numbers as JSON knows them: what is not finite becomes null."""
+    rounded = (float(f"{value:.5g}") for value in np.asarray(values, dtype=np.float64))
+    return [value if np.isfinite(value) else None for value in rounded]

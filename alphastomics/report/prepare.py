@@ -21,8 +21,8 @@ from alphastomics.evaluation.registry import METRICS, metric_named
 from alphastomics.evaluation.table import bar_end, best_method
 from alphastomics.evaluation.verdict import verdicts
 from alphastomics.generation.cells import InputCells
+from alphastomics.report.curves import curve_data
 from alphastomics.report.findings import (
-    Curve,
     Findings,
     Inside,
     ObsColumn,
@@ -31,7 +31,7 @@ from alphastomics.report.findings import (
     Scores,
 )
 from alphastomics.report.groups import Groups, error_by_group, groups_of
-from alphastomics.report.packing import codes, packed, packed_positions, spanned
+from alphastomics.report.packing import codes, numbers, packed, packed_positions, spanned
 from alphastomics.tasks import TASKS
 
 MOST_POINTS = 200_000
@@ -40,7 +40,6 @@ MOST_GENE_VALUES = 30_000_000
 CALIBRATION_BINS, LEAST_IN_A_BIN = 10, 5
 COVERAGE_LEVELS = np.linspace(0.05, 0.95, 19)
 ENDS = (0.01, 0.99)
-CURVE_POINTS = 1000
 # The highest level of a gene says that its slice did not measure it.
 LEVELS, UNMEASURED = 254, 255
 RANKED_CELLS = 20_000
@@ -188,12 +187,6 @@ def gene_agreement(
     }
 
 
-def numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Return numbers as JSON knows them: what is not finite becomes null."""
-    rounded = (float(f"{value:.5g}") for value in np.asarray(values, dtype=np.float64))
-    return [value if np.isfinite(value) else None for value in rounded]
-
-
 def path_data(path: Path, types: Int64[np.ndarray, " N"] | None) -> dict[str, Any]:
     """Pack the frames of the path, seen from above."""
     parts = {
@@ -225,17 +218,6 @@ def inside_data(inside: Inside, cells: InputCells) -> dict[str, Any]:
         "attention": [spanned(layer) for layer in inside.attention],
         "ranked": {"rank": (picks + 1).tolist(), "share": np.round(ordered[:, picks], 4).tolist()},
     }
-
-
-def curve_data(curves: dict[str, Curve]) -> dict[str, Any]:
-    """Thin the logged curves of the losses to what a screen shows."""
-    thinned = {}
-    for name, curve in curves.items():
-        if not name.startswith(("train/", "val/")):
-            continue
-        picks = np.unique(np.linspace(0, len(curve.step) - 1, CURVE_POINTS).astype(int))
-        thinned[name] = {"step": numbers(curve.step[picks]), "value": numbers(curve.value[picks])}
-    return thinned
 
 
 def score_data(scores: Scores) -> list[dict[str, Any]]:

@@ -260,7 +260,8 @@ function smoothed(values) {
 function showTraining() {
   const body = bodyOf("training");
   const titles = { loss: "Total loss", expression: "Expression", position: "Position", masked: "Masked entries", balance: "Expert balance" };
-  const terms = Object.keys(titles).filter((term) => ["train", "val"].some((part) => data.curves[`${part}/${term}`]?.value.some((value) => value)));
+  const logged = Object.keys(data.curves).map((name) => name.slice(name.indexOf("/") + 1));
+  const terms = [...new Set([...Object.keys(titles), ...logged])].filter((term) => ["train", "val"].some((part) => data.curves[`${part}/${term}`]?.value.some((value) => value)));
   if (!terms.length) return absent(body, "No curves", data.missing.curves || "the run has logged no losses");
   let type = "linear";
   const row = element("div", { className: "row" });
@@ -272,7 +273,7 @@ function showTraining() {
     if (train) traces.push({ ...line(train, train.value, "--rest", 1, ""), opacity: 0.45, hoverinfo: "skip", hovertemplate: undefined }, line(train, smoothed(train.value), "--accent", 2, "step %{x}<br>training %{y:,.4r}<extra></extra>"));
     if (val) traces.push(line(val, val.value, "--second", 2.2, "step %{x}<br>validation %{y:,.4r}<extra></extra>"));
     return { traces, layout: { xaxis: axis("step"), yaxis: axis("", { type }) } };
-  }, titles[term]));
+  }, titles[term] ?? term));
   body.append(element("div", { className: "controls" }, segments(["linear", "log"], type, (chosen) => { type = chosen; charts.forEach(({ draw }) => draw()); }), ...dots), row);
 }
 

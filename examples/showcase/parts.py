@@ -237,13 +237,8 @@ def steps_on_one_batch(stage: Stage) -> list[Check]:
         if step == 1:  # at the first, parts that start at no effect hide what is behind them
             norm, reached = gradient_reach(module)
         optimizer.step()
-    weights = stage.config.loss
-    total = (
-        weights.lambda_expression * terms.expression
-        + weights.lambda_position * terms.position
-        + stage.config.masking.reconstruction_weight * terms.masked
-        + terms.balance
-    )
+    weighted = (weight * getattr(terms, name) for name, weight in module.loss.weights.items())
+    total = torch.stack([term.detach() for term in weighted]).sum()
     fell = 1 - losses[-1] / losses[0]
     return [
         below(

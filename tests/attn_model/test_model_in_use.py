@@ -205,6 +205,18 @@ def test_impossible_sizes_are_refused(sizes, message):
         make(**sizes)
 
 
+def test_sizes_are_a_section_of_the_config_or_keywords_of_it():
+    size = ModelConfig(d_model=32, n_heads=4, n_layers=1, smoothing_rounds=2)
+    keywords = {"d_model": 32, "n_heads": 4, "n_layers": 1, "smoothing_rounds": 2}
+    shapes = [
+        {name: value.shape for name, value in model.state_dict().items()}
+        for model in (Model(GENES, size=size), Model(GENES, **keywords))
+    ]
+    assert shapes[0] == shapes[1]
+    with pytest.raises(TypeError, match="d_modell"):
+        Model(GENES, d_modell=32)
+
+
 COMPILED = """
 import torch
 from alphastomics.attn_model import Model

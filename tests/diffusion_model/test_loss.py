@@ -6,9 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphastomics.config import Config, LossConfig, MaskingConfig
 from alphastomics.diffusion_model import distance
 from alphastomics.diffusion_model.distance import distance_loss
-from alphastomics.diffusion_model.loss import Cells, DualModalLoss, Entries, aligned_loss
+from alphastomics.diffusion_model.loss import (
+    Cells,
+    DualModalLoss,
+    Entries,
+    LossTerms,
+    aligned_loss,
+)
 from alphastomics.geometry import aligned_sets
 from tests.diffusion_model.reference import (
     distance_loss_naive,
@@ -137,6 +144,15 @@ def test_the_total_is_the_weighted_sum_of_its_terms():
     terms = DualModalLoss(2.0, 3.0, 0.5)(predicted, true, hidden, torch.tensor(0.25))
     wanted = 2 * terms.expression + 3 * terms.position + 0.5 * terms.masked + 0.25
     torch.testing.assert_close(terms.total, wanted)
+
+
+def test_every_term_has_a_weight_and_those_of_a_config_are_used():
+    section = {"lambda_expression": 2.0, "lambda_position": 3.0, "reflection": False}
+    config = Config(loss=LossConfig(**section), masking=MaskingConfig(reconstruction_weight=0.25))
+    loss = DualModalLoss.from_config(config)
+    assert loss.weights == {"expression": 2.0, "position": 3.0, "masked": 0.25, "balance": 1.0}
+    assert list(loss.weights) == [name for name in LossTerms._fields if name != "total"]
+    assert not loss.reflection
 
 
 @pytest.mark.parametrize("kind", ["distance", "aligned"])

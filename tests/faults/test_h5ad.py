@@ -381,6 +381,7 @@ def test_a_zarr_store_is_placed_and_scored_like_a_file(tiny, door, work):
     write_zarr(tiny.slice, work / "cells.zarr")
     model = ["--checkpoint", tiny.checkpoint, "--config", tiny.config]
     done(door("sample", *model, "--input_data", work / "cells.zarr", "--output", "made.h5ad"))
+    assert anndata.read_h5ad(work / "made.h5ad").obs.equals(anndata.read_h5ad(tiny.slice).obs)
     rest = ["--output", "scores.json", "--no_report"]
     done(door("test", *model, "--input_data", work / "cells.zarr", *rest))
 

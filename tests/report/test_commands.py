@@ -24,9 +24,9 @@ from alphastomics.report.collect import (
     denoising_path,
     nearest_rows,
     predict_positions,
-    read_curves,
 )
 from alphastomics.report.commands import page_beside, read_scores, run_of
+from alphastomics.report.curves import read_curves
 from alphastomics.report.diagnostics import look_inside
 from alphastomics.simulate import write_tissue
 from tests.diffusion_model.conftest import tiny_config

@@ -17,6 +17,7 @@ from alphastomics.evaluation.calibration import Envelope
 from alphastomics.evaluation.calibration import calibration as evaluation_calibration
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.report import prepare
+from alphastomics.report.curves import CURVE_POINTS, curve_data
 from alphastomics.report.findings import Curve
 from alphastomics.report.groups import (
     Groups,
@@ -25,15 +26,14 @@ from alphastomics.report.groups import (
     groups_of,
     obs_columns,
 )
+from alphastomics.report.packing import numbers
 from alphastomics.report.page import plotly_script, render, script_json
 from alphastomics.report.prepare import (
     calibration_curve,
     chosen_genes,
     column_data,
-    curve_data,
     gene_levels,
     moran_of,
-    numbers,
     page_data,
     require_genes,
     score_data,
@@ -245,11 +245,15 @@ def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist(
 def test_curves_of_the_losses_keep_their_ends_when_they_are_thinned():
     steps = np.arange(5000.0)
     result = curve_data(
-        {"train/loss": Curve(steps, -steps), "gate/activation_mean": Curve(steps, steps)}
+        {
+            "train/loss": Curve(steps, -steps),
+            "train/learning_rate": Curve(steps, steps),
+            "gate/activation_mean": Curve(steps, steps),
+        }
     )
     assert list(result) == ["train/loss"]
     curve = result["train/loss"]
-    assert len(curve["step"]) <= prepare.CURVE_POINTS
+    assert len(curve["step"]) <= CURVE_POINTS
     assert (curve["step"][0], curve["step"][-1], curve["value"][-1]) == (0, 4999, -4999)
 
 

@@ -1,0 +1,77 @@
+"""The metrics of new tissue and of the std of samples: of a `TissuePair` and a `Calibration`."""
+
+from alphastomics.evaluation.metric import Metric, error_metric, score_metric
+from alphastomics.evaluation.metrics_of_expression import MORAN_METRICS
+from alphastomics.evaluation.tissue import (
+    gene_wasserstein,
+    two_sample_auc,
+    type_neighbour_distance,
+    type_share_distance,
+)
+
+TISSUE_METRICS = (
+    Metric(
+        "auc_cells",
+        lambda pair: two_sample_auc(
+            pair.generated.expression, pair.real.expression, seed=pair.seed
+        ),
+        "nearest",
+        "New against real cells, AUC",
+        "Can a classifier separate new from real cells? 0.5: it cannot.",
+        ideal=0.5,
+    ),
+    error_metric(
+        "type_neighbour_distance",
+        lambda pair: type_neighbour_distance(
+            (pair.codes[0], pair.generated.position),
+            (pair.codes[1], pair.real.position),
+            num_types=len(pair.typed.names),
+        ),
+        "Neighbours by type",
+        "How far the types around a cell differ from the real tissue's; 0: not at all.",
+    ),
+    error_metric(
+        "type_share_distance",
+        lambda pair: type_share_distance(*pair.codes, num_types=len(pair.typed.names)),
+        "Shares of types",
+        "How far the composition differs; 0: not at all.",
+    ),
+    error_metric(
+        "wasserstein_mean",
+        lambda pair: gene_wasserstein(pair.generated.expression, pair.real.expression),
+        "Values of genes",
+        "Wasserstein distance of each gene's values from the real ones.",
+        bounded=False,
+    ),
+    *MORAN_METRICS,
+)
+CALIBRATION_METRICS = (
+    Metric(
+        "std_coverage",
+        lambda result: result.coverage,
+        "unknown",
+        "Truth within the samples",
+        "Share of true values between the least and the largest sample.",
+    ),
+    Metric(
+        "std_coverage_expected",
+        lambda result: result.expected,
+        "unknown",
+        "… expected",
+        "The share that calibrated samples would have.",
+    ),
+    Metric(
+        "std_error_ratio",
+        lambda result: result.error_over_std,
+        "nearest",
+        "Error over std",
+        "1: the std is right; above: too sure.",
+        bounded=False,
+    ),
+    score_metric(
+        "std_error_spearman",
+        lambda result: result.spearman,
+        "Std follows error",
+        "Rank correlation over cells: is the std large where the error is?",
+    ),
+)
