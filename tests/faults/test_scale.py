@@ -17,17 +17,17 @@ def most_samples_alive(num_samples: int, module, cells) -> int:
 
     living: list[weakref.ref] = []
     most = 0
-    original = SliceSampler.draw
+    original = SliceSampler.sample
 
     def counted(self, *args):
         nonlocal most
-        found = original(self, *args)
-        living.append(weakref.ref(found.cells.position))
+        sampled = original(self, *args)
+        living.append(weakref.ref(sampled.cells.position))
         most = max(most, sum(sample() is not None for sample in living))
-        return found
+        return sampled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SliceSampler, "draw", counted)
+        patch.setattr(SliceSampler, "sample", counted)
         settings = SamplingConfig(num_steps=2, num_samples=num_samples)
         generate(module, cells, "expr_to_pos", settings, 1)
     return most
