@@ -266,3 +266,19 @@ def test_a_large_data_set_in_one_frame_gets_the_documented_values_on_a_gpu():
     assert {key: document[key] for key in expected} == expected
     own = resolve_config(Config(), DATA["10 million cells"], GPU).config
     assert own.training.learning_rate != 1e-4
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"training.mode": "pos_to_expr"},
+        {"model.smoothing_rounds": 0},
+        {"diffusion.position_frame": "random"},
+    ],
+)
+def test_without_a_position_head_the_plan_says_nothing_of_it(setting):
+    key = "training.position_head_updates"
+    assert key in {choice.key for choice in plan_for({}, DATA["3D"]).choices}
+    plan = plan_for(setting, DATA["3D"])
+    assert not plan.config.has_position_head
+    assert key not in {choice.key for choice in plan.choices}

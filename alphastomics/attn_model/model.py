@@ -22,7 +22,6 @@ from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOu
 from alphastomics.config import Config, LayerConfig, ModelConfig
 from alphastomics.errors import InputError
 from alphastomics.geometry import centered
-from alphastomics.tasks import tasks_of
 
 _SIZE = ModelConfig()
 _SETTINGS = LayerConfig()
@@ -174,9 +173,7 @@ class Model(nn.Module):
             known.pop(),
             size=size,
             settings=config.layer,
-            # Positions can be expected where slices lie in one frame.
-            expects_positions=config.diffusion.position_frame == "registered"
-            and any(task.generates_position for task in tasks_of(config.training.mode)),
+            expects_positions=config.has_position_head,
         )
 
     def forward(

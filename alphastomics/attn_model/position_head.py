@@ -210,8 +210,8 @@ class PositionHead(nn.Module):
             expected = torch.zeros_like(expression[..., :3]).float()
             for number, same_slice in enumerate(matched.tolist()):
                 alone = (expression[number].float()[None], smoothed[number].float()[None])
-                speaking = (self.plain, self.own) if same_slice else (self.smoothed,)
-                networks = torch.cat([ensemble(*alone) for ensemble in speaking])
+                ensembles = (self.plain, self.own) if same_slice else (self.smoothed,)
+                networks = torch.cat([ensemble(*alone) for ensemble in ensembles])
                 expected[number] = networks.mean(0)
             return expected
 
@@ -224,10 +224,11 @@ class PositionHead(nn.Module):
         """Say which sets are further cells of a training slice, by the quantiles of their genes."""
         sets = []
         for number, cells in enumerate(expression):
-            seen = cells if node_mask is None else cells[node_mask[number]]
+            rows = slice(None) if node_mask is None else node_mask[number]
+            seen = cells[rows]
             genes = torch.ones(cells.shape[-1], dtype=torch.bool, device=cells.device)
             if gene_mask is not None:
-                genes = gene_mask[number] if gene_mask.ndim == 2 else gene_mask[number].all(0)
+                genes = gene_mask[number] if gene_mask.ndim == 2 else gene_mask[number][rows].all(0)
             sets.append(self._matches(seen[:, self.compared], genes[self.compared]))
         return torch.stack(sets)
 

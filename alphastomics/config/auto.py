@@ -172,8 +172,11 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         "training.max_epochs", -(-updates // per_epoch), f"{updates:,} updates for {cells:,} cells"
     )
     updates = epochs * per_epoch
-    head_seconds = _seconds_of_head_update(config, metadata, device)
-    head_updates = choose(*_head_updates(cells, head_seconds, device))
+    resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
+    head_seconds = 0.0
+    if resolved.has_position_head:
+        of_update = _seconds_of_head_update(resolved, metadata, device)
+        head_seconds = of_update * choose(*_head_updates(cells, of_update, device))
     choose(
         "training.validate_every_n_epochs",
         1 if timed else max(epochs // VALIDATIONS, 1),
@@ -181,7 +184,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
-    whole = (updates * seconds + head_updates * head_seconds) * (1 + refit)
+    whole = (updates * seconds + head_seconds) * (1 + refit)
     if holdout is not None:
         whole += _seconds_of_verdict(cells, metadata.num_genes, device)
     return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
@@ -318,7 +321,7 @@ def _head_updates(cells: int, seconds: float, device: Device) -> Choice:
 def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) -> float:
     """Estimate the time of an update of both kinds of networks of the position head."""
     genes = metadata.num_genes
-    rounds = dict(set_values(config)).get("model.smoothing_rounds", 3 if genes <= MANY_GENES else 1)
+    rounds = config.model.smoothing_rounds
     inputs = (HEAD_PLAIN + HEAD_OWN + HEAD_SMOOTHED * (1 + rounds)) * genes
     inner = (HEAD_OWN + HEAD_SMOOTHED) * HEAD_INNER["normalized"] + HEAD_PLAIN * HEAD_INNER["plain"]
     weights = HEAD_WIDTH * inputs + inner

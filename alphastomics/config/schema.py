@@ -29,7 +29,7 @@ from alphastomics.config.section import (
     count,
     share,
 )
-from alphastomics.tasks import Mode
+from alphastomics.tasks import Mode, tasks_of
 
 __all__ = [
     "Config",
@@ -336,6 +336,15 @@ class Config(Section):
     simulation: SimulationConfig = SimulationConfig()
     logging: LoggingConfig = LoggingConfig()
     layer: LayerConfig = LayerConfig()
+
+    @property
+    def has_position_head(self) -> bool:
+        """Whether positions are expected from expression: slices in one frame, smoothed."""
+        return (
+            self.diffusion.position_frame == "registered"
+            and self.model.smoothing_rounds > 0
+            and any(task.generates_position for task in tasks_of(self.training.mode))
+        )
 
     @model_validator(mode="after")
     def sections_agree(self) -> "Config":

@@ -136,6 +136,8 @@ def test_cell_order_padding_and_other_sets_change_nothing(head):
     padded = [F.pad(part, (0, 0, 0, 60), value=9.0) for part in (cells, smoothed)]
     mask = (torch.arange(CELLS + 60) < CELLS)[None]
     torch.testing.assert_close(head(*padded, mask, None)[:, :CELLS], plain)
+    measured = mask[..., None].expand(-1, -1, GENES)  # padding has measured nothing
+    torch.testing.assert_close(head(*padded, mask, measured)[:, :CELLS], plain)
     others = [torch.cat([part, 2 * part]) for part in (cells, smoothed)]
     torch.testing.assert_close(head(*others, None, None)[:1], plain)
 
