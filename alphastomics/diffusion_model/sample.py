@@ -1,7 +1,6 @@
 """The reverse process: noise, what is known and a denoiser enter, generated cells leave.
 
-Three solvers of one process, all with x0-prediction: `ddpm` draws from the exact posterior; `ddim`
-(Song et al. 2021) and `dpmpp`, DPM-Solver++(2M) (Lu et al. 2022), follow the deterministic path.
+A run predicts the clean cells again and again; `solvers.py` goes from one time to the next.
 The loss of positions may ignore the frame. The network chooses one with its first prediction: cells
 of known position are rotated into it, and everything is rotated back at the end. Later predictions
 are rotated onto the last one and onto the noisy cells, these the more the less noise they hold.
@@ -9,8 +8,9 @@ are rotated onto the last one and onto the noisy cells, these the more the less 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,11 +23,11 @@ from alphastomics.diffusion_model.noise import (
     draw_noise,
     step_times,
 )
+from alphastomics.diffusion_model.solvers import SOLVERS, STEPS, Step, level
 from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered, moved_onto
 from alphastomics.tasks import TASKS
 
-SOLVERS = get_args(Solver)
 CELLS_THAT_FIX_A_FRAME = 3
 _SAMPLING = SamplingConfig()
 
@@ -265,7 +265,7 @@ class _Run:
         their likelihood, and the last prediction. Noise alone has no frame: the first prediction
         stays as it is.
         """
-        alpha, sigma = self.level(time, self.noise_model.settings.nu_position)
+        alpha, sigma = level(self.noise_model, time, self.noise_model.settings.nu_position)
         weight = alpha / sigma**2
         target = predicted.double()
         if self.last is not None:
@@ -318,63 +318,20 @@ class _Run:
     ) -> State:  # fmt: skip
         """Go from time t to s < t, modality by modality."""
         settings = self.noise_model.settings
+        shape, dtype = tuple(noisy.expression.shape), noisy.expression.dtype
+        noise_of = (
+            partial(draw_noise, shape, self.mask, self.generator, dtype),
+            partial(centered_noise, (*shape[:2], 3), self.mask, self.generator, dtype),
+        )
         parts = []
-        for index, (make, nu) in enumerate(
-            zip(self.generated, (settings.nu_expression, settings.nu_position), strict=True)
-        ):
-            if not make:
+        for index, nu in enumerate((settings.nu_expression, settings.nu_position)):
+            if not self.generated[index]:
                 parts.append(noisy[index])
-            elif solver == "ddpm":
-                parts.append(
-                    self.ancestral(noisy[index], clean[index], span, nu, centred=index == 1)
-                )
-            else:
-                target = clean[index]
-                if solver == "dpmpp" and before is not None and earlier is not None:
-                    target = self.extrapolated(target, before[index], span, earlier, nu)
-                parts.append(self.deterministic(noisy[index], target, span, nu))
+                continue
+            last = None if before is None else before[index]
+            step = Step(self.noise_model, nu, span, earlier, last, noise_of[index])
+            parts.append(STEPS[solver](noisy[index], clean[index], step))
         return State(*parts)
-
-    def ancestral(
-        self, noisy: Tensor, clean: Tensor, span: tuple[int, int], nu: float, *, centred: bool
-    ) -> Tensor:
-        """Draw z_s from q(z_s | z_t, x0)."""
-        t, s = (torch.tensor([time]) for time in span)
-        step = self.noise_model.posterior(t, s, nu)
-        draw = centered_noise if centred else draw_noise
-        noise = draw(tuple(noisy.shape), self.mask, self.generator, noisy.dtype)
-        return float(step.on_noisy) * noisy + float(step.on_clean) * clean + float(step.std) * noise
-
-    def deterministic(
-        self, noisy: Tensor, clean: Tensor, span: tuple[int, int], nu: float
-    ) -> Tensor:
-        """z_s = alpha_s x0 + sigma_s (z_t - alpha_t x0) / sigma_t: eq. 12 of DDIM, eta = 0."""
-        (alpha_t, sigma_t), (alpha_s, sigma_s) = (self.level(time, nu) for time in span)
-        return alpha_s * clean + sigma_s * (noisy - alpha_t * clean) / sigma_t
-
-    def extrapolated(
-        self, clean: Tensor, before: Tensor, span: tuple[int, int], earlier: int, nu: float
-    ) -> Tensor:
-        """Second order: D = x0 + (x0 - x0') / 2r, r the ratio of the steps in log(alpha / sigma).
-
-        At both ends of the schedule the logarithm is infinite, and the step is of first order.
-        """
-        t, s = span
-        if s == 0 or earlier == self.noise_model.num_timesteps:
-            return clean
-        half = [self.log_ratio(time, nu) for time in (earlier, t, s)]
-        ratio = (half[1] - half[0]) / (half[2] - half[1])
-        return clean + (clean - before) / (2 * ratio)
-
-    def level(self, time: int, nu: float) -> tuple[float, float]:
-        """Signal and noise at a time, as numbers."""
-        alpha, sigma = self.noise_model.alpha_sigma(torch.tensor([time]), nu)
-        return float(alpha), float(sigma)
-
-    def log_ratio(self, time: int, nu: float) -> float:
-        """log(alpha / sigma)."""
-        alpha, sigma = self.noise_model.alpha_sigma(torch.tensor([time]), nu)
-        return float((alpha / sigma).log())
 
     def outside(self, clean: State) -> tuple[Tensor, Tensor]:
         """Return to the user's units; what was given comes back as it came."""

@@ -11,7 +11,7 @@ from alphastomics.diffusion_model import AlphaSTomicsModule, DiffusionSampler
 from alphastomics.diffusion_model.loss import aligned_loss
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.randomness import random_rotation
-from alphastomics.diffusion_model.sample import SOLVERS
+from alphastomics.diffusion_model.solvers import SOLVERS
 from alphastomics.geometry import best_rotation, centered
 from alphastomics.utils.dataholder import DataHolder
 from tests.diffusion_model.test_sample import Prediction
