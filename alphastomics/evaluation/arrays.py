@@ -115,23 +115,18 @@ def _cut(length: int, width: int, entries: int) -> list[slice]:
 def over_blocks(
     work: Callable[[list[slice]], T], blocks: list[slice], device: torch.device
 ) -> list[T]:
-    """Give each thread its share of the blocks, and return what each made; a GPU takes them all."""
-    if device.type != "cpu":
-        return [work(blocks)]
-    return in_threads(lambda share, num_shares: work(blocks[share::num_shares]))
-
-
-def in_threads(work: Callable[[int, int], T]) -> list[T]:
-    """Call `work(share, number of shares)` for every share, one in each of torch's threads.
+    """Give each thread its share of the blocks, and return what each made; a GPU takes them all.
 
     Meanwhile torch itself uses one thread for an operation: splitting up such small ones costs more
     than it saves, and on a busy machine a hundred times more.
     """
+    if device.type != "cpu":
+        return [work(blocks)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda share: work(share, threads), range(threads)))
+            return list(pool.map(lambda share: work(blocks[share::threads]), range(threads)))
     finally:
         torch.set_num_threads(threads)
 
@@ -139,7 +134,7 @@ def in_threads(work: Callable[[int, int], T]) -> list[T]:
 def squared_distances(
     rows: Float[Tensor, "M D"], columns: Float[Tensor, "N D"]
 ) -> Float[Tensor, "M N"]:
-    """Squared distance of every cell of `one` to every cell of `other`."""
+    """Squared distance of every cell of `rows` to every cell of `columns`."""
     # Axis by axis: products of matrices lose the digits of near cells' distance.
     total = (rows[:, 0, None] - columns[:, 0]).square_()
     for axis in range(1, rows.shape[1]):
