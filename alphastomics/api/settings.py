@@ -17,6 +17,7 @@ from alphastomics.config.file import (
     SECOND_NAMES,
     document_fields,
     parse_document,
+    put,
     read_document,
     to_document,
 )
@@ -38,13 +39,7 @@ def updated(settings: Settings, keywords: Mapping[str, Any]) -> Config:
         path = known.get(name)
         if path is None:
             raise InputError(f"{name}: unknown keyword; {advice(name, list(known))}")
-        *sections, last = path.split(".")
-        node = document
-        for section in sections:
-            if not isinstance(node.get(section), dict):
-                node[section] = {}
-            node = node[section]
-        node[last] = value
+        put(document, path, value)
         origins[path] = name
     return parse_document(document, "settings", origins)
 

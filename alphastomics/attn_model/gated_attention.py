@@ -78,7 +78,7 @@ def overridden(
     """Return the settings, overridden by the documented keywords; None leaves a setting."""
     attention = {True: "softmax", False: "linear", None: settings.attention}[use_gated_attention]
     require_setting(
-        attention == "softmax" or gate_type in (None, "none"),
+        attention != "linear" or gate_type in (None, "none"),
         f"gate_type: linear attention has no gate; leave it out, got {gate_type!r}",
     )
     given = {"attention": attention, "gate": gate_type, "use_qk_norm": use_qk_norm}

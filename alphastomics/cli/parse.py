@@ -18,7 +18,13 @@ from pydantic.fields import FieldInfo
 from alphastomics.cli.flags import COMMANDS
 from alphastomics.cli.schema import Command, Flag
 from alphastomics.config import Config
-from alphastomics.config.file import document_fields, parse_document, read_document
+from alphastomics.config.file import (
+    document_fields,
+    documented_defaults,
+    parse_document,
+    put,
+    read_document,
+)
 from alphastomics.config.message import choices, nearest_path
 from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
@@ -134,10 +140,7 @@ def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
     if flag.is_switch:
         if flag.path is None:
             return "off"
-        default = fields[flag.path].default
-        # The one switch whose field is no true or false: attention is softmax, or linear.
-        state = default == "softmax" if flag.path.endswith("use_gated_attention") else default
-        return "on" if state == flag.value else "off"
+        return "on" if documented_defaults()[flag.path] == flag.value else "off"
     assert flag.path is not None
     default = fields[flag.path].default
     if is_auto(fields[flag.path]):
@@ -215,13 +218,13 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
         if (flag.path, given) in OLD_VALUES:
             raise InputError(f"--{flag.spellings[-1]} {given}: {OLD_VALUES[flag.path, given]}")
         value = flag.value if flag.is_switch else from_text(given, fields[flag.path])
-        _put(document, flag.path, value)
+        put(document, flag.path, value)
         origins[flag.path] = f"--{flag.spellings[0]}"
     for text in getattr(arguments, "set", []):
         setting, value = read_setting(text, fields)
         if setting in origins:
             raise InputError(f"--set {text}: {setting} is given twice ({origins[setting]})")
-        _put(document, setting, value)
+        put(document, setting, value)
         origins[setting] = f"--set {setting}"
     _refuse_gate_without_attention(document, origins)
     return parse_document(document, str(path) if path else "command line", origins)
@@ -255,7 +258,7 @@ def from_text(text: str, field: FieldInfo) -> Any:
     try:
         return adapter.validate_strings(text, strict=False)
     except ValidationError:
-        return text
+        return {"true": True, "false": False}.get(text, text)
 
 
 def read_setting(text: str, fields: dict[str, FieldInfo]) -> tuple[str, Any]:
@@ -268,15 +271,6 @@ def read_setting(text: str, fields: dict[str, FieldInfo]) -> tuple[str, Any]:
         hint = f"did you mean {same}?" if same else nearest_path(path, fields)
         raise InputError(f"--set {text}: unknown setting; {hint}")
     return path, from_text(value, fields[path])
-
-
-def _put(document: dict[str, Any], path: str, value: Any) -> None:
-    *sections, name = path.split(".")
-    for section in sections:
-        if not isinstance(document.get(section), dict):
-            document[section] = {}
-        document = document[section]
-    document[name] = value
 
 
 def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, str]) -> None:

@@ -33,11 +33,17 @@ def choices(annotation: Any) -> list[Any]:
     return list(get_args(annotation)) if get_origin(annotation) is Literal else []
 
 
+def words_of(field: FieldInfo) -> str | None:
+    """Return a field's own words for what it takes, where its type does not say it."""
+    extra = field.json_schema_extra
+    return str(extra["expected"]) if isinstance(extra, dict) and "expected" in extra else None
+
+
 def expectation(field: FieldInfo, given: object = None) -> str:
     """Say in words what a field takes; for a misspelt choice also which one was meant."""
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "expected" in extra:
-        return str(extra["expected"])
+    own_words = words_of(field)
+    if own_words:
+        return own_words
     allowed = choices(field.annotation)
     if allowed:
         words = "one of: " + ", ".join(_spelled(value) for value in allowed)

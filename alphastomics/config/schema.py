@@ -6,21 +6,10 @@ How the documented YAML file and the flags map onto these classes is the task of
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from alphastomics.config.data import (
-    DataConfig,
-    LoadingConfig,
-    PreprocessingConfig,
-    SimulationConfig,
-)
-from alphastomics.config.run import (
-    DeepSpeedConfig,
-    DistributedConfig,
-    ExtractConfig,
-    FSDPConfig,
-    LoggingConfig,
-)
+from alphastomics.config.data import DataConfig, SimulationConfig
+from alphastomics.config.run import DistributedConfig, ExtractConfig, LoggingConfig
 from alphastomics.config.section import (
     AUTO,
     LARGEST_COUNT,
@@ -31,37 +20,22 @@ from alphastomics.config.section import (
 )
 from alphastomics.tasks import Mode, tasks_of
 
-__all__ = [
-    "Config",
-    "DataConfig",
-    "DeepSpeedConfig",
-    "DiffusionConfig",
-    "DistributedConfig",
-    "ExtractConfig",
-    "FSDPConfig",
-    "LayerConfig",
-    "LoadingConfig",
-    "LoggingConfig",
-    "LossConfig",
-    "MaskingConfig",
-    "Mode",
-    "ModelConfig",
-    "Precision",
-    "PreprocessingConfig",
-    "SamplingConfig",
-    "Section",
-    "SeedConfig",
-    "SimulationConfig",
-    "Solver",
-    "TrainingConfig",
-]
-
 Precision = Annotated[
     Literal["auto", "bf16", "fp16", "32"],
     # YAML reads a bare 32 as a number.
     BeforeValidator(lambda value: "32" if value == 32 and not isinstance(value, bool) else value),
 ]
 Solver = Literal["ddim", "ddpm", "dpmpp"]
+# The file says true or false for these two attentions, and another one's name.
+ATTENTION_OF = {True: "softmax", False: "linear"}
+Attention = Annotated[
+    Literal["softmax", "linear"],
+    BeforeValidator(lambda value: ATTENTION_OF[value] if isinstance(value, bool) else value),
+    PlainSerializer(
+        lambda name: {known: flag for flag, known in ATTENTION_OF.items()}.get(name, name),
+        when_used="json",
+    ),
+]
 
 
 class SeedConfig(Section):
@@ -134,12 +108,16 @@ class ModelConfig(Section):
 class LayerConfig(Section):
     """What a transformer layer is made of: `TransformerLayer_setting` in the file."""
 
-    attention: Literal["softmax", "linear"] = Field(
+    attention: Attention = Field(
         "softmax",
+        alias="use_gated_attention",
         description="Gated softmax attention (true) or the linear-attention baseline (false).",
+        json_schema_extra={"expected": "true or false, or the name of an attention"},
     )
     gate: Literal["headwise", "elementwise", "none"] = Field(
-        "headwise", description="Gate on each head's output; counts with softmax attention only."
+        "headwise",
+        alias="gate_type",
+        description="Gate on each head's output; counts with softmax attention only.",
     )
     use_qk_norm: bool = Field(True, description="RMSNorm on the queries and keys of each head.")
     use_moe: bool = Field(False, description="Mixture of experts in place of the feed-forward.")
@@ -163,6 +141,13 @@ class LayerConfig(Section):
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
     )
+
+    @model_validator(mode="after")
+    def linear_has_no_gate(self) -> "LayerConfig":
+        """Give linear attention the gate it has, none, so that one model has one config."""
+        if self.attention == "linear":
+            object.__setattr__(self, "gate", "none")
+        return self
 
     @model_validator(mode="after")
     def enough_experts(self) -> "LayerConfig":
@@ -335,7 +320,7 @@ class Config(Section):
     extract: ExtractConfig = ExtractConfig()
     simulation: SimulationConfig = SimulationConfig()
     logging: LoggingConfig = LoggingConfig()
-    layer: LayerConfig = LayerConfig()
+    layer: LayerConfig = Field(LayerConfig(), alias="TransformerLayer_setting")
 
     @property
     def has_position_head(self) -> bool:

@@ -35,4 +35,7 @@ def text(default: str | None, description: str, **extra: Any) -> Any:
 class Section(BaseModel):
     """A group of settings: unknown keys, loose types, infinities and later changes are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # An alias is a field's documented name, where the code has a plainer one.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True
+    )
