@@ -215,6 +215,8 @@ def add_model_metadata(checkpoint: dict[str, Any], module: TrainerModule) -> Non
     assert isinstance(module, AlphaSTomicsModule)
     genes = module.genes or [f"gene_{number}" for number in range(module.model.num_genes)]
     checkpoint[OWN_KEY] = model_metadata(module, genes)
+    if isinstance(module.trainer.strategy.checkpoint_io, ChecksummedCheckpointIO):
+        return  # it adds the checksum when it writes
     try:
         content = plain(checkpoint)
     except TypeError as error:
