@@ -17,7 +17,7 @@ import torch
 from alphastomics.config import Config
 from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
-from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.run_folder import RunFolder, read_record
 from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
@@ -28,7 +28,7 @@ from alphastomics.generation.evaluate import evaluate
 from alphastomics.io.files import write_text
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
-from alphastomics.preprocessing.resume import load_marker, write_marker
+from alphastomics.preprocessing.resume import write_marker
 from alphastomics.preprocessing.schema import Metadata
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def held_out_run(
         config, path = plan.config, folder.path
     done = path / "judged.json"
     if request.resume is not None and done.is_file():
-        return read_judged(done)
+        return read_record(done, "remove it, and the model is judged again")
     refuse_another_run(folder, request)
     inner = request._replace(overwrite=True) if request.resume is None else request
     summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
@@ -167,17 +167,6 @@ def held_out_run(
     judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
     write_marker(done, judged)
     return judged
-
-
-def read_judged(path: Path) -> dict[str, Any]:
-    """Read what an earlier call found; the number of epochs of the last training depends on it."""
-    record = load_marker(path)
-    if record is None:
-        raise InputError(
-            f"{path}: damaged: its content differs from its checksum; remove it, and the model is "
-            "judged again"
-        )
-    return record
 
 
 def refuse_another_run(folder: RunFolder, request: TrainRequest) -> None:

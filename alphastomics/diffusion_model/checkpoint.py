@@ -32,7 +32,7 @@ from alphastomics.diffusion_model.bounds import (
     unfit,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.run_folder import checkpoint_of
+from alphastomics.diffusion_model.run_folder import checkpoint_of, read_record
 from alphastomics.diffusion_model.trainer_module import TrainerModule
 from alphastomics.errors import InputError
 from alphastomics.io.files import write_bytes, write_text
@@ -277,7 +277,7 @@ def module_of(
     require_fitting(config, len(metadata["genes"]), shapes, path)
     module = kind(config, len(metadata["genes"]), position_scale=metadata["position_scale"])
     module.genes = list(metadata["genes"])
-    module.normalization = metadata["normalization"]
+    module.normalization = metadata.get("normalization")
     module.planar = metadata["flat"]
     module.training_digest = metadata.get("training_digest")
     return module.eval()
@@ -335,24 +335,18 @@ def import_weights(
 
 def read_model_metadata(path: Path) -> dict[str, Any]:
     """Read what exported weights say of themselves, or say what is wrong with it."""
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: it is damaged") from error
-    required = {"format", "config", "genes", "position_scale", "normalization", "flat"}
-    is_complete = isinstance(metadata, dict) and required <= metadata.keys()
-    if not is_complete or metadata["format"] != FORMAT:
+    if not path.is_file():
+        raise InputError(f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder")
+    again = "copy it again, or export it again"
+    metadata = read_record(path, again)
+    if metadata.get("format") != FORMAT:
         raise InputError(
             f"{path}: not the metadata of a model that this version ({__version__}) reads"
         )
     if metadata.pop(CHECKSUM_KEY, None) != digest(metadata):
         raise InputError(
-            f"{path}: altered since it was written, or by a version before 0.2: its content "
-            "differs from its checksum; copy it again, or export it again"
+            f"{path}: altered, or exported by version 0.1.0, which wrote no checksum: its content "
+            f"differs from its checksum; {again}"
         )
     require_metadata(metadata, path)
     return metadata

@@ -318,6 +318,6 @@ def conclude(
         summary["milliseconds_per_step"] = split.table()
     module, genes = load_module(best)
     summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
-    write_marker(folder.path / "report.json", summary)
+    write_marker(folder.summary, summary)
     folder.mark("finished", step=trainer.global_step)
     return summary

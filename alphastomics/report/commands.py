@@ -1,6 +1,5 @@
 """The command `report`: a run's folder, or a checkpoint, and cells enter; one HTML file leaves."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,12 @@ from typing import Any
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
+from alphastomics.diffusion_model.run_folder import (
+    RunFolder,
+    best_checkpoint,
+    checkpoint_of,
+    read_record,
+)
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.commands import (
@@ -154,13 +158,10 @@ def page_beside(scores: Path) -> Path:
 def read_scores(path: Path) -> Scores:
     """Read the scores that `test` wrote."""
     require_file(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON; give the file that `test` wrote") from error
-    scores = only_scores(content) if isinstance(content, dict) else {}
+    right = "give the file that `test` wrote"
+    scores = only_scores(read_record(path, right))
     if not scores:
-        raise InputError(f"{path}: holds no scores; give the file that `test` wrote")
+        raise InputError(f"{path}: holds no scores; {right}")
     return scores
 
 
