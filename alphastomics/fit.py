@@ -8,6 +8,7 @@ resumes by itself: RUN/holdout/ beside what RUN holds.
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from alphastomics.preprocessing.schema import Metadata
 logger = logging.getLogger(__name__)
 
 LONGEST_NAME = 255  # of a file or folder, in bytes
-HOLDOUT_RUN, VERDICT_FILE, PLAN_FILE = "holdout", "verdict.json", "plan.json"
+HOLDOUT_RUN, PLAN_FILE = "holdout", "plan.json"
 # Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
 JUDGED_CELLS, MOST_JUDGED = 2_000, 6_000
 LEAST_JUDGED = 30
@@ -56,29 +57,30 @@ def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
         )
     plan = make_plan(config, metadata, folder, resume=request.resume is not None)
     check_data(plan.config, metadata)
+    found: dict[str, Any] = {"plan": described(plan)}
     if plan.holdout is None:
         summary = train(plan.config, request, plan=plan.lines())
-        if not summary:
-            return {}
-        write_text(folder.path / PLAN_FILE, json.dumps(described(plan), indent=2) + "\n")
-        return {**summary, "plan": described(plan)}
-    judged = held_out_run(plan, metadata, request, folder)
-    if plan.refit:
-        epochs = judged["epochs"]
-        final = with_settings(plan.config, {"training.max_epochs": epochs})
-        planned = plan.config.training.max_epochs
-        why = f": of {planned} planned, more were no better on held-out cells"
-        logger.info(
-            "training on everything for %d epochs%s", epochs, why if epochs < planned else ""
-        )
-        summary = train(final, request, has_validation=False)
     else:
-        summary = {**judged["summary"]}
-    write_text(folder.path / PLAN_FILE, json.dumps(described(plan), indent=2) + "\n")
-    write_text(folder.path / VERDICT_FILE, json.dumps(judged["verdict"], indent=2) + "\n")
-    for line in judged["verdict"]["sentences"]:
+        judged = held_out_run(plan, metadata, request, folder)
+        summary, found["verdict"] = judged["summary"], judged["verdict"]
+        if plan.refit:
+            summary = train_on_everything(plan, judged["epochs"], request)
+    if not summary:
+        return {}
+    for name, content in found.items():
+        write_text(folder.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
+    for line in found.get("verdict", {}).get("sentences", []):
         logger.info("%s", line)
-    return {**summary, "plan": described(plan), "verdict": judged["verdict"]}
+    return {**summary, **found}
+
+
+def train_on_everything(plan: TrainingPlan, epochs: int, request: TrainRequest) -> dict[str, Any]:
+    """Train again, on what was held out too, for as long as held-out cells gained by it."""
+    planned = plan.config.training.max_epochs
+    why = f": of {planned} planned, more were no better on held-out cells"
+    logger.info("training on everything for %d epochs%s", epochs, why if epochs < planned else "")
+    final = with_settings(plan.config, {"training.max_epochs": epochs})
+    return train(final, request, has_validation=False)
 
 
 def plan_for(config: Config) -> TrainingPlan:
@@ -104,15 +106,8 @@ def make_plan(
         return plan
     before = dict(set_values(parse_document(read_document(begun), str(begun))))
     own = {choice.key: before[choice.key] for choice in plan.choices if choice.key in before}
-    return TrainingPlan(
-        with_settings(plan.config, own),
-        tuple(choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices),
-        plan.holdout,
-        plan.refit,
-        plan.updates,
-        plan.seconds,
-        plan.device,
-    )
+    choices = (choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices)
+    return replace(plan, config=with_settings(plan.config, own), choices=tuple(choices))
 
 
 def this_device(config: Config) -> Device:
@@ -152,8 +147,10 @@ def held_out_run(
     done = path / "judged.json"
     if request.resume is not None and done.is_file():
         return read_record(done, "remove it, and the model is judged again")
-    refuse_another_run(folder, request)
-    inner = request._replace(overwrite=True) if request.resume is None else request
+    inner = request
+    if request.resume is None:  # another run is refused before any work is done
+        folder.require_free(None, resume=False, overwrite=request.overwrite)
+        inner = request._replace(overwrite=True)
     summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
     epochs = chosen_epochs(summary, plan.config.training.max_epochs)
     scores = judge(config, metadata, plan.holdout, Path(summary["best_checkpoint"]))
@@ -167,12 +164,6 @@ def held_out_run(
     judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
     write_marker(done, judged)
     return judged
-
-
-def refuse_another_run(folder: RunFolder, request: TrainRequest) -> None:
-    """Refuse a folder with another run before any work is done, as `train` does."""
-    if folder.exists() and request.resume is None and not request.overwrite:
-        folder.require_free(None, resume=False, overwrite=False)
 
 
 def chosen_epochs(summary: dict[str, Any], planned: int) -> int:

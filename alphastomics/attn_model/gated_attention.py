@@ -203,6 +203,10 @@ class GatedMultiHeadAttention(nn.Module):
         keys = None if node_mask is None else visible_keys(node_mask)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
 
+    def multiply_adds(self, set_size: int) -> int:
+        """Count the multiply-adds of one cell's `mix`: a query meets N keys, then N values."""
+        return 2 * self.d_model * set_size
+
     def weights(
         self,
         query: Float[Tensor, "B H M K"],

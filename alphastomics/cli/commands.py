@@ -271,22 +271,36 @@ def demo(call: Call) -> str:
 
 
 def info(call: Call) -> str:
-    """Print parameters and arithmetic of the network, without building its weights."""
+    """Print parameters and arithmetic of a network, without building its weights.
+
+    That of the data folder is the one which `train` would choose; without data, by `--num_genes`,
+    it is that of the settings, where `auto` has its default.
+    """
     import torch
 
     from alphastomics.attn_model.accounting import account
     from alphastomics.attn_model.model import Model
+    from alphastomics.fit import plan_for
     from alphastomics.preprocessing.folder import DataFolder
 
-    settings = call.config
-    num_genes = settings.model.num_genes
-    if num_genes is None:
-        num_genes = DataFolder(settings.data.processed_data_dir).metadata().num_genes
+    config, num_genes = call.config, call.config.model.num_genes
+    network = "of the settings; what is auto has its default"
+    if "data_dir" in call.given or num_genes is None:
+        data = config.data.processed_data_dir
+        plan, num_genes = plan_for(config), DataFolder(data).metadata().num_genes
+        config, network = plan.config, f"that train would choose for {data} on {plan.device.name}"
     with torch.device("meta"):
-        model = Model.from_config(settings, num_genes)
-    set_size = settings.data.loading.set_size or settings.training.batch_size
+        model = Model.from_config(config, num_genes)
+    set_size = config.data.loading.set_size or config.training.batch_size
+    size = config.model
     return json.dumps(
-        {"num_genes": num_genes, "set_size": set_size, **account(model, set_size)}, indent=2
+        {
+            "network": f"{size.n_layers} layers of {size.d_model}, {network}",
+            "num_genes": num_genes,
+            "set_size": set_size,
+            **account(model, set_size),
+        },
+        indent=2,
     )
 
 

@@ -188,7 +188,7 @@ def facts_of(
 ) -> list[tuple[str, str]]:
     """Say what was looked at, for the head of the page."""
     layer, size, sampling = module.config.layer, module.config.model, config.sampling
-    attention = "linear attention" if layer.attention == "linear" else f"{layer.gate} gate"
+    attention = f"{layer.attention} attention" if layer.gate == "none" else f"{layer.gate} gate"
     experts = f", {layer.num_experts} experts" if layer.use_moe else ""
     source = request.input_data.name
     number = len(cells.slice_names)
