@@ -3,7 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
-from alphastomics.cli.schema import Command, Flag, count_flag, path_flag, split_name, switch
+from alphastomics.cli.schema import (
+    Command,
+    Flag,
+    count_flag,
+    path_flag,
+    settings,
+    split_name,
+    switch,
+)
 from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
 
 PREPROCESSING = "data.preprocessing"
@@ -61,8 +69,7 @@ SLICE_INPUT = [
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
     Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
-    Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
-    Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+    *settings(PREPROCESSING, "z_spacing", "cell_type_key"),
     SKIP_LOG_NORMALIZE,
     Flag(
         "skip_scale",
@@ -73,14 +80,9 @@ SLICE_INPUT = [
     ),
     Flag("max_cells_per_file", f"{PREPROCESSING}.max_cells_per_file"),
 ]
-SPLIT = [
-    Flag("train_ratio", f"{PREPROCESSING}.train_ratio"),
-    Flag("val_ratio", f"{PREPROCESSING}.val_ratio"),
-    Flag("max_shard_size", f"{PREPROCESSING}.max_shard_size"),
-    Flag("split_by", f"{PREPROCESSING}.split_by"),
-    Flag("layout", f"{PREPROCESSING}.layout"),
-    Flag("storage", f"{PREPROCESSING}.storage"),
-]
+SPLIT = settings(
+    PREPROCESSING, "train_ratio", "val_ratio", "max_shard_size", "split_by", "layout", "storage"
+)
 COMMANDS = {
     "preprocess": Command(
         "Convert a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
@@ -151,9 +153,8 @@ COMMANDS = {
             ),
             SPLIT_NAME,
             Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
-            Flag("sampler", "sampling.sampler"),
-            Flag("num_samples", "sampling.num_samples"),
-            Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+            *settings("sampling", "sampler", "num_samples"),
+            *settings(PREPROCESSING, "cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
             switch("no_report", "Leave out the HTML report beside the JSON file."),
             OVERWRITE,
@@ -265,8 +266,7 @@ COMMANDS = {
             ),
             Flag("output", "extract.output", metavar="PATH"),
             Flag("extract_mode", "extract.mode"),
-            Flag("format", "extract.format"),
-            Flag("max_samples", "extract.max_samples"),
+            *settings("extract", "format", "max_samples"),
             replace(BATCH_SIZE, help="Cells in one network call.", default=AS_TRAINED),
             OVERWRITE,
             *SEEDS,
@@ -307,10 +307,7 @@ COMMANDS = {
             path_flag("output_dir", "Folder to write.", required=True),
             CONFIG,
             SET,
-            Flag("cells", "simulation.cells"),
-            Flag("slices", "simulation.slices"),
-            Flag("genes", "simulation.genes"),
-            Flag("dims", "simulation.dims"),
+            *settings("simulation", "cells", "slices", "genes", "dims"),
             Flag("common_frame", "simulation.common_frame", value=True),
             Flag("panel_share", "simulation.panel_share"),
             OVERWRITE,
@@ -327,7 +324,8 @@ COMMANDS = {
         ],
     ),
     "info": Command(
-        "Print what the network of a config costs: parameters and arithmetic.",
+        "Print what a network costs, in parameters and arithmetic: that of the settings, or with "
+        "--data_dir the one that `train` would choose for these data.",
         [
             CONFIG,
             SET,
