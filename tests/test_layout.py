@@ -76,6 +76,7 @@ MAP = {
     "cli.demo": {
         "config",
         "diffusion_model",
+        "evaluation",
         "fit",
         "generation",
         "preprocessing",

@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -51,7 +52,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print with its usage."""
-        raise InputError(message)
+        raise InputError(message.removeprefix("argument "))
 
 
 class FlagHelp(argparse.HelpFormatter):
@@ -89,7 +90,6 @@ def build_parser() -> OneLineParser:
 
 
 def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
-    fields = document_fields()
     groups: dict[str, Any] = {}
     for flag in command.flags:
         target: Any = parser
@@ -97,53 +97,60 @@ def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
             if flag.excludes not in groups:
                 groups[flag.excludes] = parser.add_mutually_exclusive_group()
             target = groups[flag.excludes]
-        options: dict[str, Any] = {"dest": flag.name, "help": flag_help(flag, fields)}
+        names = [f"--{spelling}" for spelling in flag.spellings]
+        options: dict[str, Any] = {"help": flag_help(flag), "default": argparse.SUPPRESS}
         if flag.is_switch:
-            options |= {"action": "store_true", "default": argparse.SUPPRESS}
+            options |= {"action": "store_true"}
         else:
-            options |= {
-                "default": argparse.SUPPRESS,
-                "required": flag.required,
-                "metavar": flag.metavar or _metavar(flag, fields),
-            }
+            options |= {"metavar": flag.metavar or _metavar(flag)}
+            if flag.kind is not None:
+                options |= {"type": partial(_read_value, flag)}
             if flag.many:
                 options |= {"nargs": "+", "action": "extend"}
         if flag.positional:
-            target.add_argument(flag.name, metavar=options["metavar"], help=options["help"])
-            continue
-        target.add_argument(*(f"--{spelling}" for spelling in flag.spellings), **options)
+            target.add_argument(flag.name, **options)
+        else:
+            target.add_argument(*names, dest=flag.name, required=flag.required, **options)
 
 
-def _metavar(flag: Flag, fields: dict[str, FieldInfo]) -> str:
-    if flag.path is None:
-        return "VALUE"
-    allowed = choices(fields[flag.path].annotation)
+def _read_value(flag: Flag, text: str) -> Any:
+    """Read the text of a flag that is no setting."""
+    refusal = argparse.ArgumentTypeError(f"expected {flag.expected}, got {text!r}")
+    assert flag.kind is not None
+    try:
+        value = flag.kind(text)
+    except ValueError as error:
+        raise refusal from error
+    if text == "" or (flag.minimum is not None and not value >= flag.minimum):
+        raise refusal
+    return value
+
+
+def _metavar(flag: Flag) -> str:
+    allowed = [] if flag.path is None else choices(document_fields()[flag.path].annotation)
     return "{" + ",".join(str(value) for value in allowed) + "}" if allowed else "VALUE"
 
 
-def flag_help(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+def flag_help(flag: Flag) -> str:
     """Return a flag's help with its default."""
-    if flag.help:
-        words = flag.help
-    else:
+    words = flag.help
+    if not words:
         assert flag.path is not None
-        words = str(fields[flag.path].description)
-    return f"{words} (default: {flag_default(flag, fields)})".replace("%", "%%")
+        words = str(document_fields()[flag.path].description)
+    return f"{words} (default: {flag_default(flag)})".replace("%", "%%")
 
 
-def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+def flag_default(flag: Flag) -> str:
     """Spell what happens when a flag is not given."""
     if flag.default is not None:
         return flag.default
     if flag.required:
         return "required"
+    default = False if flag.path is None else documented_defaults()[flag.path]
     if flag.is_switch:
-        if flag.path is None:
-            return "off"
-        return "on" if documented_defaults()[flag.path] == flag.value else "off"
+        return "on" if default == flag.value else "off"
     assert flag.path is not None
-    default = fields[flag.path].default
-    if is_auto(fields[flag.path]):
+    if is_auto(document_fields()[flag.path]):
         return "auto: follows the data"
     if default is None:
         return "none"
@@ -285,29 +292,10 @@ def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, 
 
 def _without_settings(command: Command, arguments: argparse.Namespace) -> argparse.Namespace:
     """Keep the arguments that are no settings; those not given get None, or False for a switch."""
-    values = {}
-    for flag in command.flags:
-        if flag.path is None:
-            missing = False if flag.is_switch else None
-            text = getattr(arguments, flag.name, missing)
-            values[flag.name] = _read(flag, text)
-    return argparse.Namespace(**values)
-
-
-def _read(flag: Flag, text: Any) -> Any:
-    if text is None or isinstance(text, bool) or flag.kind is None:
-        return text
-    values = [_read_value(flag, part) for part in (text if flag.many else [text])]
-    return values if flag.many else values[0]
-
-
-def _read_value(flag: Flag, text: str) -> Any:
-    assert flag.kind is not None
-    refusal = f"--{flag.spellings[0]}: expected {flag.expected}, got {text!r}"
-    try:
-        value = flag.kind(text)
-    except ValueError as error:
-        raise InputError(refusal) from error
-    if text == "" or (flag.minimum is not None and not value >= flag.minimum):
-        raise InputError(refusal)
-    return value
+    return argparse.Namespace(
+        **{
+            flag.name: getattr(arguments, flag.name, False if flag.is_switch else None)
+            for flag in command.flags
+            if flag.path is None
+        }
+    )

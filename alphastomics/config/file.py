@@ -296,6 +296,7 @@ def _in_section_order(fields: dict[str, FieldInfo]) -> list[tuple[str, FieldInfo
     return sorted(fields.items(), key=lambda item: sections.index(item[0].partition(".")[0]))
 
 
+@cache
 def documented_defaults() -> Document:
     """Return the default of each key path, as the file spells it."""
     return _leaves(to_document(Config()), "defaults")
