@@ -119,20 +119,6 @@ def quiet_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def make_callbacks(
-    config: Config, folder: RunFolder, progress: Progress, keeper: Keeper, split: TimeSplit | None
-) -> list[pl.Callback]:
-    """Return the callbacks of a run, in the order in which they are called."""
-    return [
-        Monitor(config.logging.log_every_n_steps),
-        progress,
-        *([] if split is None else [split]),
-        keeper,
-        StopOnRequest(folder),
-        SanityCheck(),
-    ]
-
-
 def make_trainer(
     config: Config, folder: RunFolder, callbacks: list[pl.Callback], csv_log: CsvLog
 ) -> pl.Trainer:
@@ -220,7 +206,10 @@ def train(
     )
     keeper, progress, csv_log = Keeper(folder, config), Progress(), CsvLog(folder.metrics)
     split = TimeSplit() if request.profile else None
-    callbacks = make_callbacks(config, folder, progress, keeper, split)
+    # In the order in which they are called.
+    callbacks: list[pl.Callback] = [Monitor(config.logging.log_every_n_steps), progress]
+    callbacks += [] if split is None else [split]
+    callbacks += [keeper, StopOnRequest(folder), SanityCheck()]
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     options = {"resume": request.resume is not None, "overwrite": request.overwrite}

@@ -30,21 +30,19 @@ def as_tensor(values: Float[Array, "..."]) -> Float[Tensor, "..."]:
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
-def checked_positions(
-    positions: Float[Array, "N D"], what: str, *, least: int
-) -> Float[Tensor, "N D"]:
-    """Return positions as float64, or refuse them: too few cells, or values that are no numbers.
+def checked(values: Float[Array, "N K"], what: str, *, least: int = 1) -> Float[Tensor, "N K"]:
+    """Return values as a tensor, or refuse them: too few cells, or values that are no numbers.
 
     Parameters
     ----------
-    positions
+    values
         One row a cell.
     what
         Their name in the message, such as "predicted positions".
     least
         Cells without which the metric is undefined.
     """
-    tensor = as_tensor(positions).double()
+    tensor = as_tensor(values)
     require_enough_cells(len(tensor), what, least=least)
     require_finite(torch.isfinite(tensor), what)
     return tensor
@@ -55,8 +53,8 @@ def position_pair(
 ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
     """Check predicted and true positions and bring both to the device of the truth."""
     require_same_shape(predicted, true, "positions")
-    truth = checked_positions(true, "true positions", least=least)
-    return checked_positions(predicted, "predicted positions", least=least).to(truth.device), truth
+    truth = checked(true, "true positions", least=least).double()
+    return checked(predicted, "predicted positions", least=least).double().to(truth.device), truth
 
 
 def require_same_shape(predicted: Array, true: Array, what: str) -> None:

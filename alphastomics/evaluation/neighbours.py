@@ -23,12 +23,9 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.arrays import (
     ENTRIES_ON_CPU,
     Array,
-    as_tensor,
-    checked_positions,
+    checked,
     over_blocks,
     position_pair,
-    require_enough_cells,
-    require_finite,
     spans,
 )
 from alphastomics.evaluation.expression import gene_correlations
@@ -76,7 +73,7 @@ def knn_preservation(
 
 def spatial_neighbours(position: Float[Array, "N D"], *, k: int) -> Int64[Tensor, "N k"]:
     """Return the k nearest other cells of each cell, nearest first: the graph of Moran's I."""
-    points = checked_positions(position, "positions", least=1)
+    points = checked(position, "positions").double()
     _require_neighbours(len(points), k)
     at = points.cpu().numpy()
     _, index = cKDTree(at).query(at, k=k + 1, workers=torch.get_num_threads())
@@ -90,9 +87,7 @@ def morans_i(
     expression: Float[Array, "N G"], neighbours: Int64[Tensor, "N k"]
 ) -> Float64[Tensor, " G"]:
     """Moran's I of each gene; NaN for a gene that is constant, as in scanpy and squidpy."""
-    values = as_tensor(expression)
-    require_enough_cells(len(values), "expression", least=2)
-    require_finite(torch.isfinite(values), "expression")
+    values = checked(expression, "expression", least=2)
     graph = neighbours.to(values.device)
     result = torch.empty(values.shape[1], dtype=torch.float64, device=values.device)
 
