@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -73,11 +73,9 @@ class RunFolder:
         """Say whether a run has begun here."""
         return (self.path / "status.json").is_file()
 
-    @contextmanager
-    def claimed(self, *, first: bool) -> Iterator[None]:
+    def claimed(self, *, first: bool) -> AbstractContextManager[None]:
         """Keep the folder to this run: its first rank holds it against every other process."""
-        with output_folder(self.path) if first else nullcontext():
-            yield
+        return output_folder(self.path) if first else nullcontext()
 
     @property
     def replaced(self) -> Path:

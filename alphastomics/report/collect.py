@@ -178,10 +178,7 @@ def denoising_path(
         noisy.append(arguments[1][0].cpu())
 
     hook = module.average.register_forward_pre_hook(keep_noisy)
-    scale, reflection = float(module.position_scale), module.config.loss.reflection
-    sampler = DiffusionSampler(
-        module.average, module.noise_model, position_scale=scale, reflection=reflection
-    )
+    sampler = DiffusionSampler(module, module.noise_model)
     true = torch.from_numpy(cells.position[rows])
     steps = min(settings.num_steps, PATH_STEPS)
     measured = torch.from_numpy(cells.measured[number]).to(device).expand(1, len(rows), -1)
@@ -202,7 +199,9 @@ def denoising_path(
     random = np.random.default_rng(stream_seed(seed, "report", "path"))
     shown = np.sort(random.permutation(len(rows))[:PATH_CELLS])
     frames = [
-        ((torch.stack(part).double() * scale) @ rotation.T + centre)[:, shown].float().numpy()
+        ((torch.stack(part).double() * sampler.position_scale) @ rotation.T + centre)[:, shown]
+        .float()
+        .numpy()
         for part in (noisy, clean)
     ]
     time = np.array(step_times(module.noise_model.num_timesteps, steps)[:-1])
