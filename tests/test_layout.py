@@ -71,6 +71,7 @@ MAP = {
         "io",
         "preprocessing",
         "tasks",
+        "utils",
     },
     "cli": {"", "config", "errors"},
     "cli.demo": {

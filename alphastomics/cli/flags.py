@@ -12,7 +12,7 @@ from alphastomics.cli.schema import (
     split_name,
     switch,
 )
-from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
+from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, SETTINGS, TRAINING
 
 PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"
@@ -64,8 +64,7 @@ STD = [
 SLICE_INPUT = [
     path_flag("input_dir", "Folder of .h5ad slices, searched in sorted order.", required=True),
     path_flag("output_dir", "Folder to write.", required=True),
-    CONFIG,
-    SET,
+    *SETTINGS,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
     Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
@@ -83,7 +82,7 @@ SLICE_INPUT = [
 SPLIT = settings(
     PREPROCESSING, "train_ratio", "val_ratio", "max_shard_size", "split_by", "layout", "storage"
 )
-COMMANDS = {
+_COMMANDS = {
     "preprocess": Command(
         "Convert a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
         [
@@ -97,7 +96,6 @@ COMMANDS = {
             *STD,
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "stage1": Command(
@@ -107,7 +105,6 @@ COMMANDS = {
             path_flag("gene_list_file", "File with one gene a line.", required=True),
             *STD,
             OVERWRITE,
-            VERBOSE,
         ],
     ),
     "stage2": Command(
@@ -115,13 +112,11 @@ COMMANDS = {
         [
             path_flag("input_dirs", "Folders that stage1 wrote.", required=True, many=True),
             path_flag("output_dir", "Folder to write.", required=True),
-            CONFIG,
-            SET,
+            *SETTINGS,
             *SPLIT,
             *STD,
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "train": Command(
@@ -131,15 +126,13 @@ COMMANDS = {
             switch("profile", "Measure where a step's time goes: data, forward, backward, update."),
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "test": Command(
         "Score a trained model on the test split.",
         [
             CHECKPOINT,
-            CONFIG,
-            SET,
+            *SETTINGS,
             DATA_DIR,
             Flag(
                 "batch_size",
@@ -160,7 +153,6 @@ COMMANDS = {
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "report": Command(
@@ -202,7 +194,6 @@ COMMANDS = {
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "sample": Command(
@@ -223,8 +214,7 @@ COMMANDS = {
                 excludes="cells",
             ),
             count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
-            CONFIG,
-            SET,
+            *SETTINGS,
             Flag("sample_mode", "sampling.mode", default=MODE_DEFAULT),
             Flag("num_steps", "sampling.num_steps", help=STEPS_HELP, default=AS_TRAINED),
             Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
@@ -248,15 +238,13 @@ COMMANDS = {
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "extract": Command(
         "Write an embedding per cell.",
         [
             CHECKPOINT,
-            CONFIG,
-            SET,
+            *SETTINGS,
             replace(DATA_DIR, excludes="data"),
             path_flag(
                 "input_data",
@@ -271,7 +259,6 @@ COMMANDS = {
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "upload": Command(
@@ -298,21 +285,18 @@ COMMANDS = {
             ),
             switch("private", "Make the repository private."),
             Flag("token", help="Access token.", kind=str, default="the usual Hub login"),
-            VERBOSE,
         ],
     ),
     "simulate": Command(
         "Write a synthetic tissue as h5ad slices.",
         [
             path_flag("output_dir", "Folder to write.", required=True),
-            CONFIG,
-            SET,
+            *SETTINGS,
             *settings("simulation", "cells", "slices", "genes", "dims"),
             Flag("common_frame", "simulation.common_frame", value=True),
             Flag("panel_share", "simulation.panel_share"),
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "demo": Command(
@@ -320,18 +304,15 @@ COMMANDS = {
         [
             path_flag("output_dir", "Folder to write.", default=DEMO_DIR),
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "info": Command(
         "Print what a network costs, in parameters and arithmetic: that of the settings, or with "
         "--data_dir the one that `train` would choose for these data.",
         [
-            CONFIG,
-            SET,
+            *SETTINGS,
             Flag("num_genes", "model.num_genes", help="Genes of the data.", default="none"),
             DATA_DIR,
-            VERBOSE,
         ],
     ),
     "config": Command(
@@ -341,7 +322,10 @@ COMMANDS = {
             CONFIG,
             Flag("data_dir", "data.processed_data_dir", metavar="PATH", default="none"),
             Flag("gpus", "distributed.devices"),
-            VERBOSE,
         ],
     ),
+}
+# Every command can be asked for more words.
+COMMANDS = {
+    name: replace(command, flags=[*command.flags, VERBOSE]) for name, command in _COMMANDS.items()
 }

@@ -16,11 +16,11 @@ SET = Flag(
     many=True,
     metavar="KEY=VALUE",
 )
+SETTINGS = [CONFIG, SET]
 DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
 BATCH_SIZE = Flag("batch_size", "training.batch_size")
 TRAINING = [
-    CONFIG,
-    SET,
+    *SETTINGS,
     DATA_DIR,
     BATCH_SIZE,
     *settings("model", "d_model", "n_layers", "n_heads", "dropout"),

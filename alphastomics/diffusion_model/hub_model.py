@@ -96,7 +96,7 @@ def upload_model(
     Parameters
     ----------
     path
-        A checkpoint, the folder of a finished run, or a model folder.
+        A checkpoint, the folder of a run, or a model folder.
     repo_id
         Name of the model, as owner/name; made if there is none.
     private
