@@ -7,22 +7,46 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 # Two test processes share two cores: more threads than that only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if os.environ.get("SHAPE_CHECKS", "1") != "0":
     # Off for tests that compile the network: the compiler cannot look into the checks.
-    install_import_hook("alphastomics", "beartype.beartype")
+    jaxtyping.install_import_hook("alphastomics", "beartype.beartype")
 
 # No deadline: a busy machine must not turn a right answer into a failure.
 settings.register_profile("alphastomics", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("alphastomics")
 
 ROOT = Path(__file__).parent.parent
+# Calls of a test whose shapes are all checked; of those after it one in `CHECKED_EVERY` is.
+CHECKED_FIRST, CHECKED_EVERY = 2000, 20
+
+
+class SampledChecks:
+    """Whether jaxtyping checks a call: a training repeats the same ones ten thousand times."""
+
+    jaxtyping_remove_typechecker_stack = False
+    calls = 0
+
+    @property
+    def jaxtyping_disable(self) -> bool:
+        """Count a call, and say whether it goes unchecked."""
+        self.calls += 1
+        return self.calls > CHECKED_FIRST and self.calls % CHECKED_EVERY != 0
+
+
+CHECKS = jaxtyping._decorator.config = SampledChecks()
+
+
+@pytest.fixture(autouse=True)
+def checked_calls() -> None:
+    """Check the shapes of a test's first calls, then of every twentieth."""
+    CHECKS.calls = 0
 
 
 @pytest.fixture(autouse=True)

@@ -61,8 +61,9 @@ def test_a_run_cut_anywhere_resumes_to_the_same_bits(variant: str, run, monkeypa
     sections = VARIANTS[variant]
     whole = run("whole", **sections)
     steps = int(json.loads((whole.path / "status.json").read_text())["step"])
-    # Mid-epoch, at the end of an epoch, and just after it.
-    for step in (1, steps // 2, steps // 2 + 1):
+    # Within the second epoch, at the end of the first, and (once) within that.
+    cuts = (steps // 2 + 1, steps // 2, 1)
+    for step in cuts if variant == "in memory" else cuts[:2]:
         name = f"cut{step}"
         with pytest.MonkeyPatch.context() as patch:
             cut_at(step, patch)
