@@ -68,6 +68,13 @@ def grown_ratio(ratio: float, settings: MaskingConfig, step: int) -> float:
     return ratio * min(1.0, step / settings.progressive_steps)
 
 
+def hides(settings: MaskingConfig, generator: Generator | None, device: torch.device) -> bool:
+    """Draw whether anything is hidden at all."""
+    if not settings.enable:
+        return False
+    return bool(uniform((1,), generator, device) < settings.masking_probability)
+
+
 def draw_hidden(
     settings: MaskingConfig,
     expression: Tensor,
@@ -90,12 +97,18 @@ def draw_hidden(
     generator
         Source of randomness.
     """
+    if not hides(settings, generator, expression.device):
+        return Hidden(None, None)
+    masks = draw_masks(settings, expression, step, generator)
+    return Hidden(*(mask & noised[:, index, None, None] for index, mask in enumerate(masks)))
+
+
+def draw_masks(
+    settings: MaskingConfig, expression: Tensor, step: int, generator: Generator | None
+) -> tuple[Bool[Tensor, "B N G"], Bool[Tensor, "B N 3"]]:
+    """Draw which entries to hide, whether they were noised or not."""
     device = expression.device
     num_sets, num_cells, num_genes = expression.shape
-    if not settings.enable or not bool(
-        uniform((1,), generator, device) < settings.masking_probability
-    ):
-        return Hidden(None, None)
     ratios = [
         grown_ratio(ratio, settings, step)
         for ratio in (settings.expression_mask_ratio, settings.position_mask_ratio)
@@ -110,4 +123,4 @@ def draw_hidden(
         else:
             mask = random_mask(shape, ratio, generator, device)
         masks.append(mask)
-    return Hidden(masks[0] & noised[:, 0, None, None], masks[1] & noised[:, 1, None, None])
+    return masks[0], masks[1]

@@ -19,6 +19,17 @@ from alphastomics.tasks import TASKS
 OFFSET = 0.008  # s of eq. 17: keeps the first steps from being too small to matter
 
 
+class TimeNumbers(NamedTuple):
+    """What the times of B sets follow from: two times, and where they are needed two numbers.
+
+    `kind` and `full` are uniform in [0, 1): which kind of set it is, and whether its noise is full.
+    """
+
+    times: Tensor
+    kind: Tensor
+    full: Tensor
+
+
 class Steps(NamedTuple):
     """Factors of one reverse step: z_s = on_noisy z_t + on_clean x0 + std eps."""
 
@@ -45,7 +56,13 @@ def centered_noise(
     dtype: torch.dtype,
 ) -> Float[Tensor, "B N 3"]:
     """Draw standard noise on the real cells whose mean over them is zero; padding gets zeros."""
-    noise = draw_noise(shape, node_mask, generator, dtype)
+    return without_mean(draw_noise(shape, node_mask, generator, dtype), node_mask)
+
+
+def without_mean(
+    noise: Float[Tensor, "B N 3"], node_mask: Bool[Tensor, "B N"]
+) -> Float[Tensor, "B N 3"]:
+    """Take from noise, which is zero in padding, its mean over the real cells."""
     count = node_mask.sum(1).clamp(min=1)[:, None, None]
     mean = noise.sum(1, keepdim=True) / count
     return (noise - mean) * node_mask[..., None]
@@ -130,25 +147,38 @@ class NoiseModel:
         sample begins and the point estimate is read off.
         """
         draw_device = device if generator is None else generator.device
-        times = torch.randint(
-            1, self.num_timesteps + 1, (num_sets, 2), generator=generator, device=draw_device
-        )
+        numbers = self.draw_time_numbers(num_sets, mode, generator, draw_device)
+        return self.times_of(numbers, mode).to(device)
+
+    def draw_time_numbers(
+        self, num_sets: int, mode: Mode, generator: Generator | None, device: torch.device
+    ) -> TimeNumbers:
+        """Draw what the times of sets follow from."""
+        options = {"generator": generator, "device": device}
+        times = torch.randint(1, self.num_timesteps + 1, (num_sets, 2), **options)
+        kind = full = times.new_zeros(num_sets, dtype=torch.float32)
+        if not TASKS[mode].is_conditional:
+            kind = torch.rand(num_sets, **options)
+        if self.settings.full_noise_share > 0:
+            full = torch.rand(num_sets, **options)
+        return TimeNumbers(times, kind, full)
+
+    def times_of(self, numbers: TimeNumbers, mode: Mode) -> Int[Tensor, "B 2"]:
+        """Return the times that the numbers stand for."""
+        times, kind, full = numbers
         task = TASKS[mode]
         if task.is_conditional:
-            times *= torch.tensor(task.noised(1), device=draw_device)
+            times = times * torch.tensor(task.noised(1), device=times.device)
         else:
-            kind = torch.rand(num_sets, generator=generator, device=draw_device)
             equal = self.settings.equal_time_share
             given = equal + self.settings.condition_share
-            times[:, 1] = torch.where(kind < equal, times[:, 0], times[:, 1])
             middle = (equal + given) / 2
-            times[:, 0].masked_fill_((kind >= equal) & (kind < middle), 0)
-            times[:, 1].masked_fill_((kind >= middle) & (kind < given), 0)
-        if self.settings.full_noise_share > 0:
-            chance = torch.rand(num_sets, 1, generator=generator, device=draw_device)
-            full = (chance < self.settings.full_noise_share) & (times == 0).any(1, keepdim=True)
-            times.masked_fill_(full & (times > 0), self.num_timesteps)
-        return times.to(device)
+            expression = times[:, 0].masked_fill((kind >= equal) & (kind < middle), 0)
+            position = torch.where(kind < equal, times[:, 0], times[:, 1])
+            position = position.masked_fill((kind >= middle) & (kind < given), 0)
+            times = torch.stack([expression, position], dim=1)
+        is_full = (full < self.settings.full_noise_share) & (times == 0).any(1)
+        return times.masked_fill(is_full[:, None] & (times > 0), self.num_timesteps)
 
     def network_time(self, t: Int[Tensor, "B 2"], dtype: torch.dtype) -> Float[Tensor, "B 2"]:
         """Return t / T, as the network takes it."""

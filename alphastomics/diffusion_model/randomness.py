@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Generator, Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from alphastomics.config import MaskingConfig, Mode
-from alphastomics.diffusion_model.masking import Hidden, draw_hidden
-from alphastomics.diffusion_model.noise import NoiseModel, centered_noise, draw_noise
+from alphastomics.diffusion_model.masking import Hidden, draw_masks, hides
+from alphastomics.diffusion_model.noise import NoiseModel, TimeNumbers, without_mean
 
 
 class StepRandomness(NamedTuple):
@@ -71,23 +71,21 @@ def set_keys(cell_id: Int[Tensor, "B N"]) -> list[str]:
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 
-def random_rotation(generator: Generator, *, reflection: bool) -> Float[Tensor, "3 3"]:
-    """Draw a rotation of space, uniformly, and mirror it with probability 1/2 where allowed.
+def rotation_of(
+    quaternion: Float[Tensor, "B 4"], mirrored: Bool[Tensor, " B"]
+) -> Float[Tensor, "B 3 3"]:
+    """Return the rotation of each quaternion, mirrored or not.
 
-    The rotation of a random unit quaternion (Shoemake 1992); -1 times a rotation is a mirror image.
+    That of four normal numbers is uniform (Shoemake 1992); -1 times a rotation is a mirror image.
     """
-    device = generator.device
-    w, x, y, z = torch.nn.functional.normalize(
-        torch.randn(4, generator=generator, device=device, dtype=torch.float64), dim=0
-    )
+    w, x, y, z = torch.nn.functional.normalize(quaternion, dim=1).unbind(1)
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
         [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
         [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
     ]
-    rotation = torch.stack([torch.stack(row) for row in rows])
-    mirrored = torch.rand((), generator=generator, device=device) < 0.5
-    return torch.where(mirrored, -rotation, rotation) if reflection else rotation
+    rotation = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+    return torch.where(mirrored[:, None, None], -rotation, rotation)
 
 
 def draw_for_sets(
@@ -101,7 +99,10 @@ def draw_for_sets(
     *,
     reflection: bool,
 ) -> StepRandomness:
-    """Draw what a batch needs, set by set.
+    """Draw what a batch needs: each set from its own seed, and nothing waits for a GPU.
+
+    The few numbers of a set that say what is done to it are drawn on the host; noise and masks on
+    the device of the batch.
 
     Parameters
     ----------
@@ -116,41 +117,61 @@ def draw_for_sets(
     reflection
         Whether sets are mirrored, too.
     """
-    device, dtype = expression.device, expression.dtype
-    generator = torch.Generator(device)
-    parts = []
+    device, host = expression.device, torch.device("cpu")
+    on_device = torch.Generator(device)
+    on_host = on_device if device == host else torch.Generator()
+    noise, shift = torch.empty_like(expression), expression.new_empty(*node_mask.shape, 3)
+    numbers, masks, rotations, mirrors = [], [], [], []
     for index, seed in enumerate(seeds):
-        generator.manual_seed(seed)
-        cells, real = expression[index : index + 1], node_mask[index : index + 1]
-        times = noise_model.draw_times(1, mode, generator, device)
-        hidden = draw_hidden(masking, cells, times > 0, step, generator)
-        noise = draw_noise(tuple(cells.shape), real, generator, dtype)
-        shift = centered_noise((1, cells.shape[1], 3), real, generator, dtype)
-        rotation = random_rotation(generator, reflection=reflection)[None].to(device)
-        if int(times[0, 1]) == 0:
-            # Positions that are given keep their frame: in an atlas it says where a cell is.
-            rotation = torch.eye(3, dtype=rotation.dtype, device=device)[None]
-        parts.append(StepRandomness(times, rotation, noise, shift, hidden))
+        on_device.manual_seed(seed)
+        if on_host is not on_device:
+            on_host.manual_seed(seed)
+        numbers.append(noise_model.draw_time_numbers(1, mode, on_host, host))
+        is_masked = hides(masking, on_host, host)
+        cells = expression[index : index + 1]
+        masks.append(draw_masks(masking, cells, step, on_device) if is_masked else None)
+        torch.randn(noise.shape[1:], generator=on_device, out=noise[index])
+        torch.randn(shift.shape[1:], generator=on_device, out=shift[index])
+        rotations.append(torch.randn(4, generator=on_host, dtype=torch.float64))
+        mirrors.append(torch.rand((), generator=on_host) < 0.5)
+    joined = (torch.cat(parts) for parts in zip(*numbers, strict=True))
+    times = noise_model.times_of(TimeNumbers(*joined), mode)
+    mirrored = torch.stack(mirrors) & reflection
+    rotation = rotation_of(torch.stack(rotations), mirrored)
+    # Positions that are given keep their frame: in an atlas it says where a cell is.
+    given = (times[:, 1] == 0)[:, None, None]
+    rotation = torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
+    times, rotation = (moved(value, device) for value in (times, rotation))
+    real = node_mask[..., None]
     return StepRandomness(
-        torch.cat([part.times for part in parts]),
-        torch.cat([part.rotation for part in parts]),
-        torch.cat([part.expression for part in parts]),
-        torch.cat([part.position for part in parts]),
-        _join_hidden([part.hidden for part in parts], expression),
+        times,
+        rotation,
+        noise.mul_(real),
+        without_mean(shift.mul_(real), node_mask),
+        _join_hidden(masks, expression, times),
     )
 
 
-def _join_hidden(parts: list[Hidden], expression: Float[Tensor, "B N G"]) -> Hidden:
-    """Put the sets' masks together; a set that hides nothing among others gets an empty mask."""
-    if all(part.expression is None for part in parts):
+def moved(value: Tensor, device: torch.device) -> Tensor:
+    """Copy a small tensor of the host to a device, without waiting for it."""
+    if device.type == "cuda":
+        value = value.pin_memory()
+    return value.to(device, non_blocking=True)
+
+
+def _join_hidden(
+    parts: list[tuple[Tensor, Tensor] | None],
+    expression: Float[Tensor, "B N G"],
+    times: Int[Tensor, "B 2"],
+) -> Hidden:
+    """Put the sets' masks together; nothing is hidden of what is given."""
+    if all(part is None for part in parts):
         return Hidden(None, None)
     _, num_cells, num_genes = expression.shape
 
-    def join(masks: list[Tensor | None], width: int) -> Tensor:
+    def join(index: int, width: int) -> Tensor:
         empty = torch.zeros(1, num_cells, width, dtype=torch.bool, device=expression.device)
-        return torch.cat([empty if mask is None else mask for mask in masks])
+        joined = torch.cat([empty if part is None else part[index] for part in parts])
+        return joined & (times[:, index, None, None] > 0)
 
-    return Hidden(
-        join([part.expression for part in parts], num_genes),
-        join([part.position for part in parts], 3),
-    )
+    return Hidden(join(0, num_genes), join(1, 3))

@@ -10,7 +10,7 @@ from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.ema import average_decay, update_average
 from alphastomics.diffusion_model.module import learning_rate_factor
-from alphastomics.diffusion_model.randomness import draw_for_sets, random_rotation, stream_seed
+from alphastomics.diffusion_model.randomness import draw_for_sets, rotation_of, stream_seed
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
 from tests.diffusion_model.conftest import logged, weights
@@ -93,13 +93,14 @@ def test_the_draw_of_a_set_depends_on_nothing_but_its_key():
 
 def test_turns_are_uniform_and_mirrored_where_allowed():
     gen = torch.Generator().manual_seed(0)
-    turns = torch.stack([random_rotation(gen, reflection=True) for _ in range(2000)])
+    quaternion = torch.randn(2000, 4, generator=gen, dtype=torch.float64)
+    turns = rotation_of(quaternion, torch.rand(2000, generator=gen) < 0.5)
     torch.testing.assert_close(turns @ turns.mT, torch.eye(3).double().expand_as(turns))
     assert float((torch.linalg.det(turns) < 0).double().mean()) == pytest.approx(0.5, abs=0.05)
     # A uniform rotation sends any direction to a uniform one: mean 0, variance 1/3.
     assert float(turns.mean(0).abs().max()) < 0.05
     assert float((turns.var(0) - 1 / 3).abs().max()) < 0.03
-    proper = torch.stack([random_rotation(gen, reflection=False) for _ in range(100)])
+    proper = rotation_of(quaternion, torch.zeros(2000, dtype=torch.bool))
     assert (torch.linalg.det(proper) > 0).all()
 
 
