@@ -249,7 +249,7 @@ class Progress(pl.Callback):
     ) -> None:  # fmt: skip
         """Count the cells of the step, over all ranks."""
         if self.advance is not None:
-            cells = int(batch.node_mask.sum()) * trainer.world_size
+            cells = batch.count_cells() * trainer.world_size
             last = getattr(pl_module, "last", None)
             if last is not None:
                 self.errors.add(last.times, last.errors)

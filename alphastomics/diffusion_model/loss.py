@@ -6,7 +6,7 @@ distance to the truth after rigid alignment; both ignore rotation and translatio
 reconstruction: on hidden entries alone, against the clean values.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -39,7 +39,7 @@ class Entries(NamedTuple):
 
     `noised` (B, 2) says for each set whether its expression and its position were noised: a
     modality that is given needs no prediction. `hidden_*` are the entries of masked diffusion.
-    `frame_known` (B): sets whose positions are compared in their own frame.
+    `frame_known` (B): sets whose positions are compared in their own frame; True is all of them.
     """
 
     node_mask: Tensor
@@ -47,7 +47,7 @@ class Entries(NamedTuple):
     noised: Tensor | None = None
     hidden_expression: Tensor | None = None
     hidden_position: Tensor | None = None
-    frame_known: Tensor | None = None
+    frame_known: Tensor | Literal[True] | None = None
 
 
 def squared_error(
@@ -71,15 +71,18 @@ def aligned_loss(
     node_mask: Bool[Tensor, "B N"],
     *,
     reflection: bool,
-    frame_known: Bool[Tensor, " B"] | None = None,
+    frame_known: Bool[Tensor, " B"] | Literal[True] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over real cells of the squared distance to the truth, rotated onto the prediction.
 
     The rotation is the best one, so that its own derivative adds nothing to the gradient. Sets with
     `frame_known` are not rotated: their noisy positions define the frame.
     """
-    target = aligned_sets(true, predicted, node_mask, reflection=reflection)
-    if frame_known is not None:
+    if frame_known is True:
+        target = centered(true, node_mask)
+    else:
+        target = aligned_sets(true, predicted, node_mask, reflection=reflection)
+    if isinstance(frame_known, Tensor):
         target = torch.where(frame_known[:, None, None], centered(true, node_mask), target)
     error = (centered(predicted, node_mask) - target).square().sum(-1)
     return mean_over(error, node_mask)

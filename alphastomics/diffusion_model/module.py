@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,7 @@ from alphastomics.config import Config
 from alphastomics.config.file import as_config
 from alphastomics.diffusion_model.deepspeed import ZeroStrategy
 from alphastomics.diffusion_model.ema import average_decay, update_average
+from alphastomics.diffusion_model.gradient_check import CheckedStep, GradientCheck
 from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
@@ -81,7 +82,8 @@ class AlphaSTomicsModule(TrainerModule):
         )
         self.seen_slices: list[Tensor] = []
         self.expert_counts: Tensor | None = None
-        self.gradient_norm = 0.0
+        self.gradient_norm = torch.zeros(())
+        self.gradient_check = GradientCheck()
         self.last: Scored | None = None
         self.share_scale()
 
@@ -127,7 +129,7 @@ class AlphaSTomicsModule(TrainerModule):
             self.noise_model.noised(
                 batch.expression, randomness.expression, times[:, 0], settings.nu_expression
             ),
-            batch.node_mask,
+            batch.padding_mask,
             batch.gene_mask,
             randomness.hidden,
             self.noise_model.network_time(times, batch.expression.dtype),
@@ -167,13 +169,13 @@ class AlphaSTomicsModule(TrainerModule):
             expression_hidden=seen.hidden.expression,
         )
 
-    def knows_frame(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | None:
+    def knows_frame(self, times: Int[Tensor, "B 2"]) -> Bool[Tensor, " B"] | Literal[True] | None:
         """Say which sets know their frame: all but pure noise beside given expression."""
         frame = self.config.diffusion.position_frame
         if frame == "random":
             return None
         if frame == "registered":
-            return torch.ones(len(times), dtype=torch.bool, device=times.device)
+            return True
         return (times[:, 0] > 0) | (times[:, 1] < self.noise_model.num_timesteps)
 
     @torch.no_grad()
@@ -207,7 +209,7 @@ class AlphaSTomicsModule(TrainerModule):
             smoothed = None if smoothed is None else smoothed[called]
             chosen = start.through(self.denoiser, randomness.position[called], smoothed).position
             best = best_rotation(
-                centered(batch.positions[called].double(), start.node_mask),
+                centered(batch.positions[called].double(), batch.node_mask[called]),
                 chosen.double(),
                 reflection=self.config.loss.reflection,
             )
@@ -217,14 +219,14 @@ class AlphaSTomicsModule(TrainerModule):
     def draw(self, batch: DataHolder, *purpose: int | str) -> StepRandomness:
         """Draw the randomness of a batch: a pure function of seed, purpose and sets."""
         seed = self.config.seed.global_seed
-        keys = set_keys(batch.cell_id)
+        keys = set_keys(batch)
         return draw_for_sets(
             self.noise_model,
             self.config.training.mode,
             self.config.masking,
             batch.expression,
             batch.node_mask,
-            int(self.updates),
+            self.updates_done,
             [stream_seed(seed, *purpose, key) for key in keys],
             reflection=self.config.loss.reflection,
         )
@@ -276,15 +278,16 @@ class AlphaSTomicsModule(TrainerModule):
         for number in range(VALIDATION_SAMPLES):
             scored = self.score(batch, self.draw(batch, purpose, number))
             values = named_terms(stage, scored.terms)
-            self.log_dict(values, batch_size=int(batch.node_mask.sum()), sync_dist=True)
+            self.log_dict(values, batch_size=batch.count_cells(), sync_dist=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update the weights, then their average and the routers' balance."""
         super().optimizer_step(*args, **kwargs)
         self.balance_experts()
-        decay = average_decay(self.config.training.ema_decay, int(self.updates))
+        decay = average_decay(self.config.training.ema_decay, self.updates_done)
         update_average(self.average, self.model, decay)
         self.updates += 1
+        self.updates_done += 1
         self.seen_slices.clear()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -296,33 +299,61 @@ class AlphaSTomicsModule(TrainerModule):
             norm = strategy.gradient_norm()
         else:
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.gradient_norm = float(whole_tensor(norm))
-        if math.isfinite(self.gradient_norm):
-            return
-        if training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":
+        self.gradient_norm = whole_tensor(norm)
+        step = CheckedStep(self.global_step, self.current_epoch, list(self.seen_slices))
+        self.gradient_check.add(self.gradient_norm, step)
+        if is_fused(optimizer):
+            bad = (~torch.isfinite(self.gradient_norm)).to(torch.float32)
+            # As a loss scaler does: the kernel that updates the weights reads this, and does not.
+            optimizer.found_inf, optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
+            self.skipped_steps += bad.to(torch.int64)
+            self.require_finite()
+        elif (step_is_bad := self.gradient_check.first_bad(wait=True)) is not None:
+            self.refuse(step_is_bad)
             # In half precision an overflow is the loss scale's business: it skips and adapts.
             optimizer.zero_grad(set_to_none=True)
             self.skipped_steps += 1
-        else:
-            raise InputError(
-                f"the gradient is not finite at step {self.global_step}, epoch "
-                f"{self.current_epoch}, in a batch of {self.describe_slices()}; the weights were "
-                "not changed. Lower --lr, check these slices, or set training.on_nonfinite: skip"
-            )
 
-    def describe_slices(self) -> str:
-        """Name the slices whose cells were in the batches of this step."""
-        numbers = sorted({n for part in self.seen_slices for n in part.flatten().tolist()})
+    def require_finite(self, *, wait: bool = False) -> None:
+        """Refuse to go on after a gradient that is known not to be finite, unless it may be."""
+        while (step := self.gradient_check.first_bad(wait=wait)) is not None:
+            self.refuse(step)
+
+    def refuse(self, step: CheckedStep) -> None:
+        """Say where a gradient is not finite, unless such steps are to be skipped."""
+        if self.config.training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":
+            return
+        raise InputError(
+            f"the gradient is not finite at step {step.step}, epoch {step.epoch}, in a batch of "
+            f"{self.describe_slices(step.slices)}; the weights were not changed. Lower --lr, check "
+            "these slices, or set training.on_nonfinite: skip"
+        )
+
+    def on_train_epoch_end(self) -> None:
+        """Hear of every gradient of the epoch."""
+        self.require_finite(wait=True)
+
+    def describe_slices(self, parts: list[Tensor]) -> str:
+        """Name the slices whose cells were in the batches of a step."""
+        numbers = sorted({n for part in parts for n in part.flatten().tolist()})
         known = self.slice_names
         names = [known[n] if n < len(known) else str(n) for n in numbers if n >= 0]
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return f"slices {shown}" if names else "unnamed slices"
 
+    @property
+    def is_whole(self) -> bool:
+        """Say whether every rank has all weights and their gradients."""
+        return not (self.is_sharded or isinstance(self.trainer.strategy, ZeroStrategy))
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with a linear warm-up and a cosine decay to a share of the peak."""
         training = self.config.training
         optimizer = torch.optim.AdamW(
-            self.model.parameters(), training.learning_rate, weight_decay=training.weight_decay
+            self.model.parameters(),
+            training.learning_rate,
+            weight_decay=training.weight_decay,
+            fused=self.is_whole and self.trainer.precision != "16-mixed",
         )
         total = max(self.planned_steps(), 1)
         warmup = max(round(training.warmup_share * total), 1)
@@ -335,6 +366,11 @@ class AlphaSTomicsModule(TrainerModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether one kernel updates all weights."""
+    return bool(optimizer.param_groups[0].get("fused"))
 
 
 def whole_tensor(value: Tensor) -> Tensor:

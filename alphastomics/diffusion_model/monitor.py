@@ -182,7 +182,7 @@ class Monitor(pl.Callback):
         """Terms of the loss, gradient norm, learning rate, and steps that were skipped."""
         assert module.last is not None
         return mean_over_ranks(trainer, named_terms("train", module.last.terms)) | {
-            "train/grad_norm": module.gradient_norm,
+            "train/grad_norm": float(module.gradient_norm),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "train/skipped_steps": float(module.skipped_steps),
         }

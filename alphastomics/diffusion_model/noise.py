@@ -7,7 +7,7 @@ each has its own time: a condition is a modality at time 0.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -154,7 +154,7 @@ class NoiseModel:
         self, num_sets: int, mode: Mode, generator: Generator | None, device: torch.device
     ) -> TimeNumbers:
         """Draw what the times of sets follow from."""
-        options = {"generator": generator, "device": device}
+        options: dict[str, Any] = {"generator": generator, "device": device}
         times = torch.randint(1, self.num_timesteps + 1, (num_sets, 2), **options)
         kind = full = times.new_zeros(num_sets, dtype=torch.float32)
         if not TASKS[mode].is_conditional:

@@ -17,6 +17,7 @@ from torch import Tensor
 from alphastomics.config import MaskingConfig, Mode
 from alphastomics.diffusion_model.masking import Hidden, draw_masks, hides
 from alphastomics.diffusion_model.noise import NoiseModel, TimeNumbers, without_mean
+from alphastomics.utils.dataholder import DataHolder
 
 
 class StepRandomness(NamedTuple):
@@ -62,12 +63,14 @@ def stream_seed(*key: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def set_keys(cell_id: Int[Tensor, "B N"]) -> list[str]:
+def set_keys(batch: DataHolder) -> list[str]:
     """Name each set by the number of its first cell, which no other set of the epoch has.
 
     Cells without a number, as of bare tensors, leave the set's index in the batch.
     """
-    first = cell_id[:, 0].tolist()
+    first = batch.first_cells
+    if first is None:
+        first = tuple(batch.cell_id[:, 0].tolist())
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 

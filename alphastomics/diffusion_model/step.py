@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     """What the network sees of a batch, but for the noisy positions."""
 
     expression: Tensor
-    node_mask: Tensor
+    node_mask: Tensor | None
     gene_mask: Tensor
     hidden: Hidden
     times: Tensor
@@ -39,9 +39,8 @@ class Seen(NamedTuple):
         hidden = Hidden(*(None if mask is None else mask[chosen] for mask in self.hidden))
         times = self.times[chosen].clone()
         times[:, 1] = time
-        return Seen(
-            self.expression[chosen], self.node_mask[chosen], self.gene_mask[chosen], hidden, times
-        )
+        node_mask = None if self.node_mask is None else self.node_mask[chosen]
+        return Seen(self.expression[chosen], node_mask, self.gene_mask[chosen], hidden, times)
 
     def through(self, model: Model, position: Tensor, smoothed: Tensor | None) -> Prediction:
         """Call the network."""

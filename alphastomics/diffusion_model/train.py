@@ -272,10 +272,10 @@ def run_fit(
     except RunInterrupted as stop:
         raise SystemExit(stop.status) from stop
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        slices = module.describe_slices(module.seen_slices)
         raise InputError(
             f"values inside the network are not finite at step {module.global_step}, epoch "
-            f"{module.current_epoch}, in a batch of {module.describe_slices()}; lower --lr, or "
-            "check these slices"
+            f"{module.current_epoch}, in a batch of {slices}; lower --lr, or check these slices"
         ) from error
     except RESTORE_ERRORS as error:
         if checkpoint is None or module.has_begun or isinstance(error, InputError):

@@ -56,6 +56,7 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
     """A LightningModule of both packages that knows the data it is trained on."""
 
     position_scale: Tensor
+    updates: Tensor
     config: Config
     model: Model
     average: Model
@@ -73,6 +74,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
             raise InputError(f"position_scale: expected a number above 0, got {position_scale}")
         # float64, so that a scale survives the way through a checkpoint to the last digit.
         self.register_buffer("position_scale", torch.tensor(scale, dtype=torch.float64))
+        # What the host knows of the buffers: to ask them would make it wait for a GPU.
+        self.knows_scale, self.updates_done = known, 0
         self.scale_is_provisional = False
         self.genes: list[str] = []
         self.slice_names: list[str] = []
@@ -82,11 +85,6 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.planar = False
         # By what it knows its training cells again; None where nobody said.
         self.training_digest: str | None = None
-
-    @property
-    def knows_scale(self) -> bool:
-        """Say whether the scale of positions was given, loaded or learned."""
-        return bool(torch.isfinite(self.position_scale))
 
     def learn_scale(self, scale: float | None) -> None:
         """Keep the scale of positions; 1 where all cells lie in one point."""
@@ -104,6 +102,7 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
 
     def share_scale(self) -> None:
         """Tell the networks, so that a sampler of one of them returns the user's units."""
+        self.knows_scale = bool(torch.isfinite(self.position_scale))
         for network in (self.model, self.average):
             network.position_scale = float(self.position_scale) if self.knows_scale else None
             network.reflection = self.config.loss.reflection
@@ -112,6 +111,7 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         """Load weights and scale."""
         result = super().load_state_dict(*args, **kwargs)
         self.share_scale()
+        self.updates_done = int(self.updates)
         return result
 
     def planned_steps(self) -> int:
@@ -144,7 +144,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         """Learn from the loader's metadata; what fails from here on is not a checkpoint's fault."""
         if self.scale_is_provisional:
             self.position_scale.fill_(math.nan)
-            self.scale_is_provisional = False
+            self.knows_scale = self.scale_is_provisional = False
+        self.updates_done = int(self.updates)
         self.learn_from(self.trainer.train_dataloader)
         self.has_begun = True
 

@@ -46,6 +46,7 @@ def batch_of(
     genes = reader.metadata.num_genes
     slice_id = column([cells.slice_id for cells in chosen], NONE, ()).astype(np.int64)
     mask = column([np.ones(len(cells), dtype=bool) for cells in chosen], 0, ())
+    cell_id = column([cells.cell_id for cells in chosen], NONE, ())
     panel, measured = _panels(reader, np.where(mask, slice_id, 0))
     cell_type = column([cells.cell_type for cells in chosen], NONE, ()).astype(np.int64)
     known = [cells.smoothed for cells in chosen if cells.smoothed is not None]
@@ -56,10 +57,12 @@ def batch_of(
         node_mask=_tensor(mask.astype(bool)),
         cell_type=_tensor(cell_type),
         slice_id=_tensor(slice_id),
-        cell_id=_tensor(column([cells.cell_id for cells in chosen], NONE, ())),
+        cell_id=_tensor(cell_id),
         panel=_tensor(panel),
         measured_genes=_tensor(measured),
         smoothed=_tensor(column(known, 0, (width,))) if known else None,
+        first_cells=tuple(cell_id[:, 0].tolist()),
+        real_cells=sum(sizes),
     )
 
 

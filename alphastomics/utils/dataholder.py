@@ -6,6 +6,7 @@ E experts, S slices, P panels (sets of measured genes), T diffusion times (1 sha
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -40,6 +41,9 @@ class DataHolder:
         Expression averaged over nearest neighbours of the whole slice, where it was worked out.
     diffusion_time
         Once noised: the time of the set, or one for each modality.
+    first_cells, real_cells
+        The number of each set's first cell, and how many cells are real, where the host knows them:
+        whoever has the tensors alone must wait for a GPU to say so.
     """
 
     expression: Float[Tensor, "B N G"]
@@ -52,6 +56,8 @@ class DataHolder:
     measured_genes: Bool[Tensor, "P G"]
     smoothed: Float[Tensor, "B N F"] | None = None
     diffusion_time: Float[Tensor, "B T"] | None = None
+    first_cells: tuple[int, ...] | None = None
+    real_cells: int | None = None
 
     @classmethod
     def of(
@@ -85,6 +91,15 @@ class DataHolder:
         """Count the real cells."""
         return self.node_mask.sum()
 
+    @property
+    def padding_mask(self) -> Bool[Tensor, "B N"] | None:
+        """Return `node_mask`, or None where the host knows that every cell is real."""
+        return None if self.real_cells == self.node_mask.numel() else self.node_mask
+
+    def count_cells(self) -> int:
+        """Count the real cells; only a batch that was not counted makes the host wait."""
+        return int(self.num_cells) if self.real_cells is None else self.real_cells
+
     def to(self, *args: object, **kwargs: object) -> "DataHolder":
         """Move all tensors, as `Tensor.to` does; a floating dtype reaches floating tensors only."""
         return self._mapped(lambda tensor: _moved(tensor, *args, **kwargs))
@@ -94,10 +109,10 @@ class DataHolder:
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "DataHolder":
-        changed = {
+        changed: dict[str, Any] = {
             field.name: change(value)
             for field in fields(self)
-            if (value := getattr(self, field.name)) is not None
+            if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **changed)
 
