@@ -1,7 +1,7 @@
 """Gradients that are not finite: norms enter as a step makes them, news of bad ones leave later.
 
-To read a norm at once makes the host wait for the GPU in every step. The optimizer is told on the
-device to leave the weights alone; the host is told when the number has arrived.
+To read a norm at once makes the host wait for the GPU in every step. So the optimizer reads on the
+device that it must leave the weights alone; the host reads the number when it has arrived.
 """
 
 from collections import deque
