@@ -300,21 +300,14 @@ def import_weights(
         raise InputError(
             f"{path}: cannot be read as safetensors: it is truncated or damaged"
         ) from error
-    if tensors.keys() != module.average.state_dict().keys():
-        raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
     # The checksum was made in the network's own order, which the file does not keep.
     weights = {name: tensors[name] for name in module.average.state_dict()}
     if digest(weights) != checksum:
         raise InputError(
             f"{path}: altered since it was written: its content differs from its checksum"
         )
-    try:
-        for network in (module.average, module.model):
-            network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(
-            f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered"
-        ) from error
+    for network in (module.average, module.model):
+        network.load_state_dict(weights)
     return module, metadata["genes"]
 
 
