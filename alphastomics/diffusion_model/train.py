@@ -16,7 +16,6 @@ from alphastomics.diffusion_model.advice import describe
 from alphastomics.diffusion_model.callbacks import (
     Keeper,
     Progress,
-    RunInterrupted,
     StopOnRequest,
     TimeSplit,
     save_last,
@@ -257,7 +256,7 @@ def run_fit(
     validation: Any | None,
     checkpoint: Path | None,
 ) -> None:
-    """Train, and leave with the status of the signal where one stopped the run."""
+    """Train, and say what was wrong with the data or the checkpoint where that fails."""
     try:
         with warnings.catch_warnings():
             # That there are no validation cells was seen, and is in the report.
@@ -269,8 +268,6 @@ def run_fit(
                 ckpt_path=None if checkpoint is None else str(checkpoint),
                 weights_only=True,
             )
-    except RunInterrupted as stop:
-        raise SystemExit(stop.status) from stop
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise InputError(
             f"values inside the network are not finite at step {module.global_step}, epoch "
