@@ -5,7 +5,6 @@ schema; a flag that is not given leaves the file's value, and the file leaves th
 """
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from alphastomics.config.file import (
     put,
     read_document,
 )
-from alphastomics.config.message import choices, nearest_path
+from alphastomics.config.message import choices, closest, nearest_path
 from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
 
@@ -35,7 +34,7 @@ DEFAULT_CONFIG = Path("config.yaml")
 
 @dataclass(frozen=True)
 class Call:
-    """What the user asked for: a command, the settings, and the arguments that are no settings."""
+    """What the user asked for: a command, the settings, and what else the command takes."""
 
     command: str
     config: Config
@@ -43,6 +42,8 @@ class Call:
     given: frozenset[str]
 
 
+# What settings come from, and what `main` looks for: no command asks for them.
+OF_THE_PARSER = {"config", "set", "verbose"}
 # Values of version 0.1 that a setting no longer takes, and what to give instead.
 OLD_VALUES = {("sampling.estimator", "estimate"): "is now --estimator mean (the posterior mean)"}
 
@@ -206,8 +207,8 @@ def _setting_hint(name: str, known: list[str]) -> str | None:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    meant = closest(word, known)
+    return f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
 
 
 def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
@@ -291,11 +292,11 @@ def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, 
 
 
 def _without_settings(command: Command, arguments: argparse.Namespace) -> argparse.Namespace:
-    """Keep the arguments that are no settings; those not given get None, or False for a switch."""
+    """Keep what is left for the command; what is not given gets None, or False for a switch."""
     return argparse.Namespace(
         **{
             flag.name: getattr(arguments, flag.name, False if flag.is_switch else None)
             for flag in command.flags
-            if flag.path is None
+            if flag.path is None and flag.name not in OF_THE_PARSER
         }
     )

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import pickle
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from alphastomics import __version__
 from alphastomics.config.file import parse_document, to_document
 from alphastomics.diffusion_model.bounds import (
     MOST_PICKLED,
+    READ_ERRORS,
     Shapes,
     require_bounded_archive,
     require_bounded_content,
@@ -43,21 +43,6 @@ FORMAT = 1
 OWN_KEY, CHECKSUM_KEY = "alphastomics", "sha256"
 MODEL_PREFIX = "model."
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-
-# What torch raises on damaged files, beside the refusal to run anything.
-READ_ERRORS = (
-    RuntimeError,
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    MemoryError,
-    OverflowError,
-    struct.error,
-)
 
 
 def plain(value: Any, where: str = "checkpoint") -> Any:
@@ -315,21 +300,14 @@ def import_weights(
         raise InputError(
             f"{path}: cannot be read as safetensors: it is truncated or damaged"
         ) from error
-    if tensors.keys() != module.average.state_dict().keys():
-        raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
     # The checksum was made in the network's own order, which the file does not keep.
     weights = {name: tensors[name] for name in module.average.state_dict()}
     if digest(weights) != checksum:
         raise InputError(
             f"{path}: altered since it was written: its content differs from its checksum"
         )
-    try:
-        for network in (module.average, module.model):
-            network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(
-            f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered"
-        ) from error
+    for network in (module.average, module.model):
+        network.load_state_dict(weights)
     return module, metadata["genes"]
 
 

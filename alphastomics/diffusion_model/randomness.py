@@ -6,17 +6,17 @@ does not change with the other sets of the batch, the number of ranks, or a resu
 
 import hashlib
 import os
-import random
 from typing import NamedTuple
 
-import numpy as np
+import lightning.pytorch as pl
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from alphastomics.config import MaskingConfig, Mode
 from alphastomics.diffusion_model.masking import Hidden, draw_masks, hides
-from alphastomics.diffusion_model.noise import NoiseModel, TimeNumbers, without_mean
+from alphastomics.diffusion_model.noise import NoiseModel, TimeNumbers
+from alphastomics.geometry import centered
 from alphastomics.utils.dataholder import DataHolder
 
 
@@ -44,12 +44,7 @@ def seed_everything(seed: int, *, deterministic: bool) -> None:
     deterministic
         Refuse kernels whose result changes from run to run.
     """
-    # Lightning's name: its worker_init_fn derives the seeds of loader processes from it.
-    os.environ["PL_GLOBAL_SEED"] = str(seed)
-    os.environ["PL_SEED_WORKERS"] = "1"
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - libraries that use numpy's global state are seeded too
-    torch.manual_seed(seed)
+    pl.seed_everything(seed, workers=True, verbose=False)
     if deterministic:
         # cuBLAS reads this when its first handle is made; without it torch raises on a GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -91,6 +86,15 @@ def rotation_of(
     return torch.where(mirrored[:, None, None], -rotation, rotation)
 
 
+class SetNumbers(NamedTuple):
+    """What is drawn for one set beside its noise: for its times, its masks, its rotation."""
+
+    times: TimeNumbers
+    masks: tuple[Tensor, Tensor] | None
+    quaternion: Tensor
+    mirrored: Tensor
+
+
 def draw_for_sets(
     noise_model: NoiseModel,
     mode: Mode,
@@ -124,38 +128,42 @@ def draw_for_sets(
     on_device = torch.Generator(device)
     on_host = on_device if device == host else torch.Generator()
     noise, shift = torch.empty_like(expression), expression.new_empty(*node_mask.shape, 3)
-    numbers, masks, rotations, mirrors = [], [], [], []
+    sets = []
     for index, seed in enumerate(seeds):
-        on_device.manual_seed(seed)
-        if on_host is not on_device:
-            on_host.manual_seed(seed)
-        numbers.append(noise_model.draw_time_numbers(1, mode, on_host, host))
-        is_masked = hides(masking, on_host, host)
+        for generator in {on_device, on_host}:
+            generator.manual_seed(seed)
+        numbers = noise_model.draw_time_numbers(1, mode, on_host, host)
         cells = expression[index : index + 1]
-        masks.append(draw_masks(masking, cells, step, on_device) if is_masked else None)
-        torch.randn(noise.shape[1:], generator=on_device, out=noise[index])
-        torch.randn(shift.shape[1:], generator=on_device, out=shift[index])
-        rotations.append(torch.randn(4, generator=on_host, dtype=torch.float64))
-        mirrors.append(torch.rand((), generator=on_host) < 0.5)
-    joined = (torch.cat(parts) for parts in zip(*numbers, strict=True))
-    times = noise_model.times_of(TimeNumbers(*joined), mode)
-    mirrored = torch.stack(mirrors) & reflection
-    rotation = rotation_of(torch.stack(rotations), mirrored)
-    # Positions that are given keep their frame: in an atlas it says where a cell is.
-    given = (times[:, 1] == 0)[:, None, None]
-    rotation = torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
-    times, rotation = (moved(value, device) for value in (times, rotation))
-    real = node_mask[..., None]
+        is_masked = hides(masking, on_host)
+        masks = draw_masks(masking, cells, step, on_device) if is_masked else None
+        for drawn in (noise[index], shift[index]):
+            torch.randn(drawn.shape, generator=on_device, out=drawn)
+        quaternion = torch.randn(4, generator=on_host, dtype=torch.float64)
+        sets.append(SetNumbers(numbers, masks, quaternion, torch.rand((), generator=on_host) < 0.5))
+    joined = zip(*(each.times for each in sets), strict=True)
+    times_on_host = noise_model.times_of(TimeNumbers(*map(torch.cat, joined)), mode)
+    rotation = _rotations(sets, times_on_host, reflection=reflection)
+    times, rotation = (_moved(value, device) for value in (times_on_host, rotation))
+    hidden = _join_hidden([each.masks for each in sets], expression, times)
     return StepRandomness(
-        times,
-        rotation,
-        noise.mul_(real),
-        without_mean(shift.mul_(real), node_mask),
-        _join_hidden(masks, expression, times),
+        times, rotation, noise.mul_(node_mask[..., None]), centered(shift, node_mask), hidden
     )
 
 
-def moved(value: Tensor, device: torch.device) -> Tensor:
+def _rotations(
+    sets: list[SetNumbers], times: Int[Tensor, "B 2"], *, reflection: bool
+) -> Float[Tensor, "B 3 3"]:
+    """Return the rotation of each set; positions that are given keep their frame.
+
+    In an atlas it says where a cell is.
+    """
+    mirrored = torch.stack([each.mirrored for each in sets]) & reflection
+    rotation = rotation_of(torch.stack([each.quaternion for each in sets]), mirrored)
+    given = (times[:, 1] == 0)[:, None, None]
+    return torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
+
+
+def _moved(value: Tensor, device: torch.device) -> Tensor:
     """Copy a small tensor of the host to a device, without waiting for it."""
     if device.type == "cuda":
         value = value.pin_memory()
