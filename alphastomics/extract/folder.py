@@ -310,9 +310,9 @@ def cell_names(
     names = [""] * len(cell_id)
     for split in SPLITS:
         reader = ShardReader(folder, metadata, split, verify=verify)
-        for slice_number, stored in map(reader.named_cells, reader.pieces):
-            rows = np.searchsorted(cell_id, slice_number).clip(max=len(cell_id) - 1)
-            matches = np.flatnonzero(cell_id[rows] == slice_number)
+        for numbers, stored in map(reader.names, reader.pieces):
+            rows = np.searchsorted(cell_id, numbers).clip(max=len(cell_id) - 1)
+            matches = np.flatnonzero(cell_id[rows] == numbers)
             wanted = stored.take(pa.array(matches)).to_pylist()
             for row, name in zip(rows[matches].tolist(), wanted, strict=True):
                 names[row] = name

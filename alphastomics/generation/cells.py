@@ -24,14 +24,13 @@ from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.genes import align, require_unique
 from alphastomics.preprocessing.inspection import SLICE_KEY, slice_codes, slice_names
 from alphastomics.preprocessing.normalize import (
-    densified,
     log_normalized,
     moments_of_sparse,
     standard_deviation,
 )
 from alphastomics.preprocessing.query_fit import check_genes, needs_normalizing
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.preprocessing.shard_reader import CellTable, ShardReader
+from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 
 logger = logging.getLogger(__name__)
@@ -280,14 +279,14 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
     slice_id = np.concatenate([table.slice_id for table in tables]).astype(np.int64)
     present, codes = np.unique(slice_id, return_inverse=True)
     return InputCells(
-        np.concatenate([dense(reader, table) for table in tables]),
+        np.concatenate([reader.dense(table) for table in tables]),
         reader.measured_genes[reader.panel_of_slice[present]],
         np.concatenate([table.position for table in tables]),
         2 if all(metadata.slices[number].z is not None for number in present) else 3,
         codes.astype(np.int64),
         [metadata.slices[number].name for number in present],
         unique_names(
-            [name for piece in reader.pieces for name in reader.names(piece)],
+            [name for piece in reader.pieces for name in reader.names(piece)[1].to_pylist()],
             [metadata.slices[number].name for number in slice_id],
         ),
         None if types is None else np.array([*types, "unknown"], dtype=object)[cell_type],
@@ -311,13 +310,6 @@ def unique_names(names: list[str], slices: list[str]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     return [f"{where}:{name}" for where, name in zip(slices, names, strict=True)]
-
-
-def dense(reader: ShardReader, table: CellTable) -> Float32[np.ndarray, "N G"]:
-    """Return a table's expression as vectors."""
-    if isinstance(table.expression, csr_array):
-        return densified(table.expression, table.slice_id, reader.absent_value)
-    return np.asarray(table.expression)
 
 
 def read_pt(path: Path, num_genes: int) -> InputCells:

@@ -2,12 +2,14 @@
 
 import errno
 import hashlib
+import io
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from alphastomics.errors import InputError
 
@@ -41,6 +43,35 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+class HashedFile(io.BufferedWriter):
+    """A file that is written from its first byte to its last, and knows its sha256."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "w"))
+        self._digest = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        """Write bytes behind those that are there."""
+        self._digest.update(content)
+        return super().write(content)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Refuse to go back: what was written is hashed."""
+        raise io.UnsupportedOperation("seek")
+
+    @property
+    def sha256(self) -> str:
+        """Return the sha256 of what has been written."""
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def hashing(path: Path) -> Iterator[HashedFile]:
+    """Open a file that becomes `path` once it is complete, and is hashed while it is written."""
+    with replacing(path) as partial, HashedFile(partial) as file:
+        yield file
 
 
 def partial_of(path: Path) -> Path:

@@ -20,12 +20,13 @@ import numpy as np
 from alphastomics.config import LoadingConfig, SeedConfig, TrainingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
+from alphastomics.preprocessing.cell_table import CellTable, Rows
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import MemorySource, Smooth
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.sets import BatchShape, Window, batch_of
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
+from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.preprocessing.streaming import Draw, RandomStream, SliceStream
 from alphastomics.utils.dataholder import DataHolder
 

@@ -15,8 +15,8 @@ from jaxtyping import Int64
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
-from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, opened
+from alphastomics.preprocessing.cell_table import PART_SCHEMA, CellTable, to_batch
 from alphastomics.preprocessing.genes import Alignment
 from alphastomics.preprocessing.inspection import (
     SLICE_KEY,
@@ -25,9 +25,9 @@ from alphastomics.preprocessing.inspection import (
     slice_codes,
 )
 from alphastomics.preprocessing.normalize import log_normalized, moments_of_sparse
-from alphastomics.preprocessing.parts import SparseCellTable, to_batch, write_arrays, write_part
+from alphastomics.preprocessing.parts import write_part
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
-from alphastomics.preprocessing.row_arrays import Compact, packed_moments
+from alphastomics.preprocessing.scaling import Compact, write_moments
 from alphastomics.preprocessing.transpose import read_chunk_rows
 
 
@@ -81,17 +81,14 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
         notes = _check_counts(task, counts)
         cells = _cells(task, root, obs, _normalized(task, counts), slices)
     runs = _runs(task, slices)
-    write_arrays(moments, _moments(cells, runs))
-    write_part(part, {0: to_batch(cells)})
     marker = {
-        "file": part.name,
-        "sha256": sha256_of(part),
-        "bytes": part.stat().st_size,
-        "cells": len(cells),
-        "entries": int(cells.values.nnz),
-        "runs": runs,
         "moments_file": moments.name,
-        "moments_sha256": sha256_of(moments),
+        "moments_sha256": write_moments(moments, _moments(cells, runs)),
+        "file": part.name,
+        "sha256": write_part(part, {0: to_batch(cells, PART_SCHEMA)}),
+        "cells": len(cells),
+        "entries": int(cells.sparse.nnz),
+        "runs": runs,
         **notes,
     }
     write_marker(done, marker)
@@ -145,7 +142,7 @@ def _runs(task: ChunkTask, slices: Int64[np.ndarray, " N"]) -> list[tuple[int, i
 
 def _cells(
     task: ChunkTask, root: Any, obs: Frame, values: csr_array, slices: Int64[np.ndarray, " N"]
-) -> SparseCellTable:
+) -> CellTable:
     """Gather the columns of a chunk, sorted by slice; `cell_id` counts within the slice."""
     order = np.argsort(slices, kind="stable")
     sizes = np.bincount(slices, minlength=len(task.first_rows))
@@ -156,7 +153,7 @@ def _cells(
     if task.z is not None:
         height = np.array(task.z, dtype=np.float64)[slices]
         position = np.concatenate([plane, height[:, None]], axis=1)
-    return SparseCellTable(
+    return CellTable(
         values[order],
         position[order],
         _cell_types(task, obs)[order],
@@ -175,8 +172,8 @@ def _cell_types(task: ChunkTask, obs: Frame) -> np.ndarray:
     return number[codes].astype(np.int32)
 
 
-def _moments(cells: SparseCellTable, runs: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
+def _moments(cells: CellTable, runs: list[tuple[int, int, int]]) -> list[Compact]:
     """Gather the moments of every slice's genes in a part."""
     edges = np.cumsum([0, *(size for _, _, size in runs)])
-    parts = (cells.values[start:stop] for start, stop in pairwise(edges))
-    return packed_moments([Compact.of(moments_of_sparse(part)) for part in parts])
+    parts = (cells.sparse[start:stop] for start, stop in pairwise(edges))
+    return [Compact.of(moments_of_sparse(part)) for part in parts]

@@ -6,21 +6,16 @@ between them is checked.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from jaxtyping import Float64
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import sha256_of
 from alphastomics.preprocessing.dataset_record import first_fault
 from alphastomics.preprocessing.genes import require_same_gene_lists, union_of
 from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load
-from alphastomics.preprocessing.row_arrays import read_rows
-from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, STATISTICS_FILE
+from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +44,7 @@ class Merged:
     names: tuple[str, ...]
     requests: tuple[dict[str, Any], ...]
     digests: tuple[str, ...]
+    statistics_sha256: tuple[str, ...]
     genes: tuple[str, ...]
     cell_types: tuple[str, ...] | None
     slices: tuple[dict[str, Any], ...]
@@ -101,6 +97,7 @@ def merge(folders: list[Path]) -> Merged:
         names=tuple(dataset["name"] for dataset in datasets),
         requests=tuple(dataset["request"] for dataset in datasets),
         digests=tuple(sha256_of(source / DATASET_FILE) for source in sources),
+        statistics_sha256=tuple(dataset["statistics_sha256"] for dataset in datasets),
         genes=tuple(datasets[0]["genes"]),
         cell_types=types,
         slices=tuple(_slices(datasets)),
@@ -204,25 +201,3 @@ def _parts(sources: list[Path], datasets: list[Any], types: tuple[str, ...]) -> 
             parts.append(Part(path, part["sha256"], part["cells"], part["entries"], runs, numbers))
         first_slice += len(dataset["slices"])
     return parts
-
-
-def scaling_of(merged: Merged, name: str) -> Iterator[Float64[np.ndarray, "K G"]]:
-    """Yield every slice's `mean` or `std`, some slices at a time.
-
-    They are 0 and 1 for genes that a slice did not measure, and throughout for slices that are not
-    standardised.
-    """
-    numbers = [record["dataset"] for record in merged.slices]
-    for number, folder in enumerate(merged.folders):
-        expected = load(folder / DATASET_FILE)["statistics_sha256"]
-        if sha256_of(folder / STATISTICS_FILE) != expected:
-            raise InputError(
-                f"{folder / STATISTICS_FILE}: is not what stage1 wrote (sha256 differs): run "
-                "stage1 again with --overwrite"
-            )
-        shape = (numbers.count(number), len(merged.genes))
-        rows = read_rows(folder / STATISTICS_FILE, name, shape)
-        if merged.requests[number]["flags"]["scale"]:
-            yield from rows
-        else:
-            yield from (np.full_like(part, 0.0 if name == "mean" else 1.0) for part in rows)

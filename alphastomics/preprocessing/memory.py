@@ -8,9 +8,10 @@ from threading import Lock
 import numpy as np
 
 from alphastomics.preprocessing import order
+from alphastomics.preprocessing.cell_table import CellTable, Rows, joined_tables
 from alphastomics.preprocessing.patches import patches
 from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined_tables
+from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.preprocessing.streaming import Draw, cells_per_slice, mapped
 
 # The expression of a slice (N, G) enters, smoothed (N, F) it leaves.

@@ -9,7 +9,6 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from alphastomics.errors import InputError
@@ -267,8 +266,3 @@ def parse_metadata(text: str, where: str) -> Metadata:
 def shard_name(split: str, index: int, total: int) -> str:
     """Name a shard: `train.parquet` when it is the only one, else `train-00000.parquet`, …."""
     return f"{split}.parquet" if total == 1 else f"{split}-{index:05d}.parquet"
-
-
-def vector_of(value: pa.DataType) -> pa.DataType:
-    """Return the list type of a vector per cell; without nulls it reads twice as fast."""
-    return pa.list_(pa.field("element", value, nullable=False))

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
+from alphastomics.preprocessing.cell_table import CellTable, Rows
+from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.utils.dataholder import NONE, DataHolder
 
 

@@ -7,7 +7,6 @@ of the parts: each file is read once.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ from alphastomics.preprocessing.inspection import (
     obs_column_names,
     size_of,
 )
-from alphastomics.preprocessing.normalize import Moments, standard_deviation
-from alphastomics.preprocessing.parts import read_arrays
-from alphastomics.preprocessing.row_arrays import NOTHING, Blocks, unpacked, write_rows
+from alphastomics.preprocessing.scaling import NOTHING, read_moments, write_moments
 from alphastomics.preprocessing.schema import DATASET_FILE, SHUFFLE_FOLDER, STATISTICS_FILE
 from alphastomics.preprocessing.subprocess_reader import inspected_in_subprocess
 from alphastomics.preprocessing.transpose import TransposeTask, transpose
@@ -271,21 +268,16 @@ def chunk_tasks(
     return transposes, chunks
 
 
-def statistics(
+def write_statistics(
     folder: Path, markers: list[dict[str, Any]], num_slices: int, num_genes: int
-) -> None:
-    """Join the moments of all parts, in their order, and write each slice's mean and deviation."""
+) -> str:
+    """Join the moments of all parts, in their order, to those of each slice; return the sha256."""
     joined = [NOTHING] * num_slices
     for marker in markers:
-        of_runs = unpacked(read_arrays(folder / marker["moments_file"]))
+        of_runs = read_moments(folder / marker["moments_file"])
         for (number, _, _), moments in zip(marker["runs"], of_runs, strict=True):
             joined[number] = joined[number].joined(moments, num_genes)
-
-    def rows(statistic: Callable[[Moments], np.ndarray]) -> Blocks:
-        return lambda: (statistic(moments.whole(num_genes))[None] for moments in joined)
-
-    arrays = {"mean": rows(lambda moments: moments.mean), "std": rows(standard_deviation)}
-    write_rows(folder / STATISTICS_FILE, (num_slices, num_genes), arrays)
+    return write_moments(folder / STATISTICS_FILE, joined)
 
 
 def unique_slice_names(inspections: list[Inspection]) -> list[str]:
@@ -358,7 +350,6 @@ def dataset_of(
     """Write the statistics, and describe all that stage 1 made."""
     folder, flags = tasks[0].folder, request["flags"]
     records, panels = slice_records(inspections, tasks, flags)
-    statistics(folder, markers, len(records), len(genes))
     parts = [
         {key: marker[key] for key in ("file", "sha256", "cells", "entries", "runs")}
         for marker in markers
@@ -373,5 +364,5 @@ def dataset_of(
         "panels": panels,
         "parts": parts,
         "fractions": any(marker["fractions"] for marker in markers),
-        "statistics_sha256": sha256_of(folder / STATISTICS_FILE),
+        "statistics_sha256": write_statistics(folder, markers, len(records), len(genes)),
     }

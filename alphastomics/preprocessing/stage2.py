@@ -5,7 +5,6 @@ and seed (plan.py). Both passes run side by side and go on where they were stopp
 """
 
 import logging
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jaxtyping import Float64
 
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
-from alphastomics.io.files import make_folder, sha256_of, write_text
+from alphastomics.io.files import make_folder, write_text
 from alphastomics.io.progress import track
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge
@@ -24,8 +23,7 @@ from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY
 from alphastomics.preprocessing.normalize import Moments, merged
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.plan import PlanRequest, ShufflePlan
-from alphastomics.preprocessing.row_arrays import write_rows
-from alphastomics.preprocessing.scaling import scaling_rows, write_scaling
+from alphastomics.preprocessing.scaling import publish_scaling, write_scaling
 from alphastomics.preprocessing.schema import (
     ABSENT_VALUE,
     DATA_FOLDER,
@@ -152,10 +150,7 @@ def _move_into_place(output_dir: Path, metadata: Metadata) -> None:
     old = [output_dir / name for name in owned.replaced(shuffle) if name != METADATA_FILE]
     owned.move_into_place(output_dir / METADATA_FILE, staged, old)
     if metadata.normalization.scale:
-        shape = (len(metadata.slices), metadata.num_genes)
-        arrays = {name: partial(scaling_rows, shuffle, name) for name in ("mean", "std")}
-        write_rows(output_dir / SCALING_FILE, shape, arrays)
-        digest = sha256_of(output_dir / SCALING_FILE)
+        digest = publish_scaling(shuffle, output_dir)
         metadata = metadata.model_copy(update={"scaling_sha256": digest})
     record = resume.with_checksum(metadata.model_dump(exclude={resume.CHECKSUM_KEY}))
     write_text(output_dir / METADATA_FILE, resume.dump(record))
@@ -182,7 +177,8 @@ def _act(
     shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
     staged = output_dir / DATA_FOLDER / STAGED_FOLDER
     make_folder(staged)
-    write_scaling(datasets, shuffle)
+    if datasets.scale:
+        write_scaling(datasets, shuffle)
     asked = plan_request(options, datasets, request["seed"])
     plan = plan_of(asked)
     _require_free_names(output_dir, shuffle, plan)
@@ -251,7 +247,7 @@ def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[Sort
             number=number,
             num_genes=len(datasets.genes),
             plan=asked,
-            scaling=shuffle / "scaling" if datasets.scale else None,
+            scaled=datasets.scale,
             z_values=z_values,
             first_cells=firsts,
         )
@@ -291,7 +287,7 @@ def shard_tasks(
             storage=options.storage,
             with_cell_type=datasets.cell_types is not None,
             row_group_rows=group,
-            absent_value=shuffle / "absent.npy" if datasets.scale else None,
+            scaled=datasets.scale,
         )
         for split in range(len(SPLITS))
         for shard in range(plan.num_shards(split))

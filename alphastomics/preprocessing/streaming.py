@@ -15,17 +15,16 @@ from jaxtyping import Int64
 
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
-from alphastomics.preprocessing.patches import patches
-from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import (
+from alphastomics.preprocessing.cell_table import (
     CellTable,
-    Piece,
     Rows,
-    ShardReader,
     empty_table,
     joined_tables,
     put_rows,
 )
+from alphastomics.preprocessing.patches import patches
+from alphastomics.preprocessing.sets import Window
+from alphastomics.preprocessing.shard_reader import Piece, ShardReader
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
