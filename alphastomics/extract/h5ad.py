@@ -20,20 +20,19 @@ from jaxtyping import Bool, Float, Float32, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config, ExtractConfig
-from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.randomness import seed_everything, stream_seed
+from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.errors import InputError
 from alphastomics.extract.files import write_obsm
 from alphastomics.extract.folder import (
     ExtractRequest,
     embedding,
     extract_summary,
+    loaded_module,
     require_finite_rows,
-    require_target,
     stored,
 )
-from alphastomics.io.files import replacing, require_space
+from alphastomics.io.files import replacing, require_output, require_space
 from alphastomics.io.h5ad import require_storable, write_anndata
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.anndata_file import (
@@ -102,17 +101,13 @@ def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     path = request.input_data
     assert path is not None
     output = chosen_h5ad_output(config.extract, path, request.given)
-    require_target(output, overwrite=request.overwrite)
+    require_output(output, overwrite=request.overwrite)
     # The input itself may be the output: all that it holds stays, and embeddings are added.
     require_not_read(output, request.checkpoint)
     if "max_samples" in request.given:
         raise InputError("--max_samples: counts with --data_dir; a file is embedded whole")
-    module, genes = load_module(request.checkpoint)
-    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
-    module = module.to("cuda" if torch.cuda.is_available() else "cpu")
+    module, genes = loaded_module(config, request.checkpoint)
     mode, trained = config.extract.mode, module.config
-    if mode == "encoder":
-        module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
     batch_size = (config if "batch_size" in request.given else trained).training.batch_size
     set_size = trained.data.loading.set_size or batch_size
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:

@@ -35,12 +35,11 @@ from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
     UNCALIBRATED,
     read_original,
-    refuse_existing,
     write_generated_h5ad,
     write_generated_pt,
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
-from alphastomics.io.files import write_text
+from alphastomics.io.files import require_output, write_text
 from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
@@ -152,7 +151,7 @@ def sample(
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
-    refuse_existing(target, overwrite=overwrite)
+    require_output(target, overwrite=overwrite)
     require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
@@ -290,7 +289,7 @@ def test(
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
-    refuse_existing(target, overwrite=True)
+    require_output(target, overwrite=True)
     require_not_read(target, checkpoint, input_data)
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)

@@ -107,6 +107,19 @@ def require_writable(path: Path) -> None:
     probe.unlink()
 
 
+def require_output(path: Path, *, overwrite: bool) -> None:
+    """Refuse an output that cannot be written, or is there already, before any work is done."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file in it with --output")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.exists() and not overwrite:
+        raise InputError(
+            f"{path}: exists already; add --overwrite to replace it, or choose another --output"
+        )
+    require_writable(path)
+
+
 def require_space(folder: Path, num_bytes: int) -> None:
     """Refuse to begin what the disk has no space for: half-way, some libraries fail badly.
 
@@ -207,8 +220,5 @@ def write_bytes(path: Path, content: "bytes | memoryview") -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, read in chunks."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -79,10 +79,9 @@ def test_statistics_of_many_small_slices_take_little_memory_and_disk(tmp_path):
 
 
 def test_moments_of_slices_survive_writing_and_reading(tmp_path):
-    from alphastomics.preprocessing.scaling import NOTHING, Compact, read_moments, write_moments
-
     from alphastomics.io.files import sha256_of
     from alphastomics.preprocessing.normalize import Moments
+    from alphastomics.preprocessing.scaling import NOTHING, Compact, read_moments, write_moments
 
     rng = np.random.default_rng(0)
     values = rng.poisson(0.3, (2, 30)).astype(float)
