@@ -47,9 +47,6 @@ from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
 
-# What a module that was not trained by `train` is taken to have seen.
-DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
-
 # joint is the default: whoever forgets the mode would take new positions for those of the cells.
 ONLY_THE_NUMBER = (
     "sample joint: of %s only the number of cells counts; predict their positions with "
@@ -104,7 +101,7 @@ def read_source(
         hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
         raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
     if path.suffix in SUFFIXES:
-        return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
+        return read_h5ad(path, genes, module.normalization, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from alphastomics.errors import InputError
 from alphastomics.io.files import sha256_of
-from alphastomics.preprocessing.dataset_record import first_fault
+from alphastomics.preprocessing.dataset_record import DatasetRecord
 from alphastomics.preprocessing.genes import require_same_gene_lists, union_of
-from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load
-from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER
+from alphastomics.preprocessing.resume import load, unaltered
+from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, first_fault
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +93,8 @@ def merge(folders: list[Path]) -> Merged:
     _check_flags(sources, datasets)
     flags = [dataset["request"]["flags"] for dataset in datasets]
     _warn_of_repeated_files(datasets)
-    types = _cell_types(datasets)
+    named = [dataset["cell_types"] for dataset in datasets if dataset["cell_types"] is not None]
+    types = tuple(union_of(named)) if named else None
     return Merged(
         folders=tuple(sources),
         names=tuple(dataset["name"] for dataset in datasets),
@@ -101,7 +104,7 @@ def merge(folders: list[Path]) -> Merged:
         genes=tuple(datasets[0]["genes"]),
         cell_types=types,
         slices=tuple(_slices(datasets)),
-        panels=tuple(_panels(datasets)),
+        panels=tuple(tuple(panel) for dataset in datasets for panel in dataset["panels"]),
         parts=tuple(_parts(sources, datasets, types or ())),
         # The values of all datasets are of the kind that the most prepared one has.
         log_normalize=any(flag["log_normalize"] for flag in flags),
@@ -113,9 +116,11 @@ def merge(folders: list[Path]) -> Merged:
 
 def require_sound(dataset: Any, path: Path) -> None:
     """Refuse a dataset.json that was altered, or whose parts contradict one another."""
-    fault = first_fault(dataset)
-    if fault is None and CHECKSUM_KEY in dataset and not checksum_holds(dataset):
-        fault = "its content differs from its checksum"
+    try:
+        DatasetRecord.model_validate(dataset)
+        fault = None if unaltered(dataset) else "its content differs from its checksum"
+    except ValidationError as error:
+        fault = first_fault(error)
     if fault is not None:
         raise InputError(f"{path}: is damaged ({fault}): run stage1 again with --overwrite")
 
@@ -150,11 +155,6 @@ def _warn_of_repeated_files(datasets: list[Any]) -> None:
             seen[digest] = here
 
 
-def _cell_types(datasets: list[Any]) -> tuple[str, ...] | None:
-    named = [dataset["cell_types"] for dataset in datasets if dataset["cell_types"] is not None]
-    return tuple(union_of(named)) if named else None
-
-
 def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
     """Give the slices their merged numbers, z and names, which are made unique."""
     uses = Counter(record["name"] for dataset in datasets for record in dataset["slices"])
@@ -183,10 +183,6 @@ def _z_values(dataset: Any, highest: float | None) -> list[float | None]:
     spacing = flags["z_spacing"]
     steps = 0 if highest is None else highest / spacing + 1
     return [(steps + i) * spacing for i in range(len(dataset["slices"]))]
-
-
-def _panels(datasets: list[Any]) -> list[tuple[int, ...]]:
-    return [tuple(panel) for dataset in datasets for panel in dataset["panels"]]
 
 
 def _parts(sources: list[Path], datasets: list[Any], types: tuple[str, ...]) -> list[Part]:

@@ -6,10 +6,8 @@ of a file; stage 2 sorts each into record batches by the bucket that they go to.
 
 import json
 import math
-from collections import OrderedDict
-from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -59,31 +57,21 @@ def read_part(content: bytes, num_genes: int, num_cell_types: int) -> CellTable:
 class SortedParts:
     """Reads buckets from sorted parts; a few parts stay open, since opening reads all their index.
 
-    Used as a context: leaving it closes them.
+    A file is closed when its part is forgotten, which is when no cell of it is in use any more.
     """
 
     def __init__(self, num_genes: int) -> None:
         self.num_genes = num_genes
-        self._open: OrderedDict[Path, tuple[ExitStack, Any, dict[int, int]]] = OrderedDict()
-
-    def __enter__(self) -> "SortedParts":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        while self._open:
-            self._open.popitem()[1][0].close()
+        self._opened = lru_cache(MOST_OPEN_PARTS)(_opened_part)
 
     def read(self, path: Path, bucket: int) -> CellTable:
         """Read the cells of one bucket from a part that has some."""
-        if path not in self._open:
-            if len(self._open) == MOST_OPEN_PARTS:
-                self._open.popitem(last=False)[1][0].close()
-            files = ExitStack()
-            source = files.enter_context(pa.OSFile(str(path)))
-            reader = files.enter_context(pa.ipc.open_file(source))
-            numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
-            batch_of = {number: index for index, number in enumerate(numbers)}
-            self._open[path] = (files, reader, batch_of)
-        self._open.move_to_end(path)
-        _, reader, batch_of = self._open[path]
+        reader, batch_of = self._opened(path)
         return from_batch(reader.get_batch(batch_of[bucket]), self.num_genes)
+
+
+def _opened_part(path: Path) -> tuple[pa.ipc.RecordBatchFileReader, dict[int, int]]:
+    """Open a sorted part; return its reader, and which record batch each bucket is."""
+    reader = pa.ipc.open_file(pa.OSFile(str(path)))
+    numbers = json.loads(reader.schema.metadata[BUCKETS_KEY])
+    return reader, {number: index for index, number in enumerate(numbers)}

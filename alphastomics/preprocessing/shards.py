@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 
 from alphastomics.errors import InputError, quoted
 from alphastomics.io.files import HashedFile, hashing
@@ -39,7 +39,7 @@ from alphastomics.preprocessing.plan import (
     make_shuffle_plan,
     order_in_bucket,
 )
-from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
+from alphastomics.preprocessing.resume import load_done, write_marker
 from alphastomics.preprocessing.scaling import mapped_scaling
 from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name
 
@@ -100,8 +100,8 @@ def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int
 def sort_part(task: SortTask) -> dict[str, Any]:
     """Standardise a part and sort it by bucket, unless that is done; return its marker."""
     done = task.target.with_suffix(".json")
-    marker = load_marker(done)
-    if marker is not None and is_file_of(task.target, marker["sha256"]):
+    marker = load_done(done, {"sha256": [task.target]})
+    if marker is not None:
         return marker
     cells = _renumbered(task, _standardized(task, _read(task.part, task.num_genes)))
     plan = plan_of(task.plan)
@@ -212,15 +212,13 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
     path = task.staged_folder / name
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
-    marker = load_marker(done)
+    marker = load_done(done, {"sha256": [path, task.staged_folder.parent / name]})
     if marker is not None:
-        candidates = (path, task.staged_folder.parent / name)
-        if any(is_file_of(candidate, marker["sha256"]) for candidate in candidates):
-            return marker
+        return marker
     groups: list[int] = []
+    parts = SortedParts(task.num_genes)
     with (
         hashing(path) as file,
-        SortedParts(task.num_genes) as parts,
         _writer(file, task) as writer,
     ):
         for bucket in plan.buckets_of(task.split, task.shard):
@@ -267,13 +265,9 @@ def _gathered(task: ShardTask, plan: ShufflePlan, bucket: int, parts: SortedPart
 def _batch(task: ShardTask, cells: CellTable) -> pa.RecordBatch:
     """Convert cells into the columns of a shard."""
     if task.storage == "dense":
-        values = densified(cells.sparse, cells.slice_id, _absent_value(task))
-        cells = replace(cells, expression=values)
+        absent = mapped_scaling(task.folder, "absent") if task.scaled else None
+        cells = replace(cells, expression=densified(cells.sparse, cells.slice_id, absent))
     return to_batch(cells, shard_schema(task.storage, with_cell_type=task.with_cell_type))
-
-
-def _absent_value(task: ShardTask) -> Float32[np.ndarray, "S G"] | None:
-    return mapped_scaling(task.folder, "absent") if task.scaled else None
 
 
 def _runs_of(plan: ShufflePlan, task: ShardTask) -> list[tuple[int, int]]:
