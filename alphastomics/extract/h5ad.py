@@ -9,6 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,14 +202,7 @@ def batch_of_set(
     measured: Bool[np.ndarray, " G"],
 ) -> DataHolder:
     """Wrap the cells of one set."""
-    none = torch.full((1, len(expression)), -1, dtype=torch.int64)
-    return DataHolder(
-        expression=torch.from_numpy(expression)[None],
-        positions=torch.from_numpy(position)[None],
-        node_mask=torch.ones_like(none, dtype=torch.bool),
-        cell_type=none,
-        slice_id=none,
-        cell_id=none,
-        panel=torch.zeros_like(none),
-        measured_genes=torch.from_numpy(measured)[None],
-    )
+    values, coordinates, genes = map(torch.from_numpy, (expression, position, measured))
+    mask = torch.ones(1, len(expression), dtype=torch.bool)
+    cells = DataHolder.of(values[None], coordinates[None], mask)
+    return replace(cells, measured_genes=genes[None])
