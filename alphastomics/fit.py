@@ -57,21 +57,21 @@ def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
         )
     plan = make_plan(config, metadata, folder, resume=request.resume is not None)
     check_data(plan.config, metadata)
-    found: dict[str, Any] = {"plan": described(plan)}
+    results: dict[str, Any] = {"plan": described(plan)}
     if plan.holdout is None:
         summary = train(plan.config, request, plan=plan.lines())
     else:
         judged = held_out_run(plan, metadata, request, folder)
-        summary, found["verdict"] = judged["summary"], judged["verdict"]
+        summary, results["verdict"] = judged["summary"], judged["verdict"]
         if plan.refit:
             summary = train_on_everything(plan, judged["epochs"], request)
     if not summary:
         return {}
-    for name, content in found.items():
+    for name, content in results.items():
         write_text(folder.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
-    for line in found.get("verdict", {}).get("sentences", []):
+    for line in results.get("verdict", {}).get("sentences", []):
         logger.info("%s", line)
-    return {**summary, **found}
+    return {**summary, **results}
 
 
 def train_on_everything(plan: TrainingPlan, epochs: int, request: TrainRequest) -> dict[str, Any]:

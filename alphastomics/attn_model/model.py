@@ -234,9 +234,8 @@ class Model(nn.Module):
             context=context,
             keep_hidden=output_hidden_states,
         )
-        states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         position = position_at_start(output.position, expected, diffusion_time)
-        return Prediction(output.expression, position, self._auxiliary(output, states))
+        return Prediction(output.expression, position, self._auxiliary(output, node_mask))
 
     def prepare(
         self,
@@ -344,8 +343,9 @@ class Model(nn.Module):
         # that no step reaches, and most runs hide nothing.
         return expression, self.unseen_share(share) + 0 * self.unseen_value.sum()
 
-    def _auxiliary(self, output: TrunkOutput, hidden_states: tuple[Tensor, ...]) -> Auxiliary:
+    def _auxiliary(self, output: TrunkOutput, node_mask: Bool[Tensor, "B N"] | None) -> Auxiliary:
         """Average the routers' losses over layers, and keep their statistics."""
+        hidden_states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         zero = output.position.new_zeros(())
         if not output.routing:
             return Auxiliary(zero, zero, None, output.gates, hidden_states)

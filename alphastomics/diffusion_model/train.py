@@ -119,7 +119,7 @@ def quiet_lightning() -> None:
 
 
 def make_trainer(
-    config: Config, folder: RunFolder, callbacks: list[pl.Callback], csv_log: CsvLog
+    config: Config, folder: RunFolder, watching: Sequence[pl.Callback], csv_log: CsvLog
 ) -> pl.Trainer:
     """Set Lightning up for a run on this machine."""
     quiet_lightning()
@@ -136,7 +136,12 @@ def make_trainer(
             accumulate_grad_batches=config.training.accumulate_grad_batches,
             logger=make_loggers(config, folder, csv_log),
             log_every_n_steps=config.logging.log_every_n_steps,
-            callbacks=callbacks,
+            callbacks=[
+                Monitor(config.logging.log_every_n_steps),
+                *watching,
+                StopOnRequest(folder),
+                SanityCheck(),
+            ],
             plugins=[ChecksummedCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -205,15 +210,12 @@ def train(
     )
     keeper, progress, csv_log = Keeper(folder, config), Progress(), CsvLog(folder.metrics)
     split = TimeSplit() if request.profile else None
-    # In the order in which they are called.
-    callbacks: list[pl.Callback] = [Monitor(config.logging.log_every_n_steps), progress]
-    callbacks += [] if split is None else [split]
-    callbacks += [keeper, StopOnRequest(folder), SanityCheck()]
+    watching = [progress, *([] if split is None else [split]), keeper]
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     options = {"resume": request.resume is not None, "overwrite": request.overwrite}
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
-    trainer = make_trainer(config, folder, callbacks, csv_log)
+    trainer = make_trainer(config, folder, watching, csv_log)
     quiet_other_ranks(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
