@@ -155,10 +155,8 @@ def brought_onto(
     true: Float[np.ndarray, "N D"],
 ) -> Float[np.ndarray, "N D"]:
     """Rotate points towards the most similar cells, centred on the slice."""
-    source, target = (torch.from_numpy(part).double() for part in (points, likes))
-    source = source - source.mean(0)
-    rotation = best_rotation(source, target - target.mean(0), reflection=True)
-    return (source @ rotation.T).float().numpy() + true.mean(0)
+    moved = aligned(points, likes, scale=False, reflection=True).float().numpy()
+    return moved - likes.mean(0) + true.mean(0)
 
 
 def denoising_path(
