@@ -28,6 +28,7 @@ Precision = Annotated[
     BeforeValidator(lambda value: "32" if value == 32 and not isinstance(value, bool) else value),
 ]
 Solver = Literal["ddim", "ddpm", "dpmpp"]
+MaskStrategy = Literal["random", "block", "structured"]
 # The file says true or false for these two attentions, and another one's name.
 ATTENTION_OF = {True: "softmax", False: "linear"}
 Attention = Annotated[
@@ -228,9 +229,7 @@ class MaskingConfig(Section):
     enable: bool = setting(False, "Hide a share of the features after noising.")
     expression_mask_ratio: float = share(0.3, "Share of each cell's genes to hide.")
     position_mask_ratio: float = share(0.33, "Share of each cell's coordinates to hide.")
-    mask_strategy: Literal["random", "block", "structured"] = setting(
-        "random", "Which features are hidden together."
-    )
+    mask_strategy: MaskStrategy = setting("random", "Which features are hidden together.")
     reconstruction_weight: float = weight(
         0.5, "Weight of the reconstruction loss on hidden entries."
     )
