@@ -17,49 +17,19 @@ from alphastomics.tasks import TASKS
 logger = logging.getLogger(__name__)
 
 
-def preprocess(call: Call) -> str:
-    """Convert slices into shards; print a summary."""
-    from alphastomics.preprocessing.commands import preprocess as run_preprocess
+def prepare(call: Call) -> str:
+    """Run `preprocess` or one of its halves; print a summary.
 
-    summary = run_preprocess(
-        call.config.data.preprocessing,
-        input_dir=call.arguments.input_dir,
-        output_dir=call.arguments.output_dir,
-        gene_list_file=call.arguments.gene_list_file,
-        seed=call.config.seed.global_seed,
-        overwrite=call.arguments.overwrite,
-        scheduler=call.arguments.scheduler,
-    )
-    return json.dumps(summary, indent=2)
+    The keywords of these three functions are the flags that are no settings.
+    """
+    from alphastomics.preprocessing import commands
 
-
-def stage1(call: Call) -> str:
-    """Normalise one data set's slices; print a summary."""
-    from alphastomics.preprocessing.commands import stage1 as run_stage1
-
-    summary = run_stage1(
-        call.config.data.preprocessing,
-        input_dir=call.arguments.input_dir,
-        output_dir=call.arguments.output_dir,
-        gene_list_file=call.arguments.gene_list_file,
-        overwrite=call.arguments.overwrite,
-        scheduler=call.arguments.scheduler,
-    )
-    return json.dumps(summary, indent=2)
-
-
-def stage2(call: Call) -> str:
-    """Merge and split normalised data sets; print a summary."""
-    from alphastomics.preprocessing.commands import stage2 as run_stage2
-
-    summary = run_stage2(
-        call.config.data.preprocessing,
-        input_dirs=call.arguments.input_dirs,
-        output_dir=call.arguments.output_dir,
-        seed=call.config.seed.global_seed,
-        overwrite=call.arguments.overwrite,
-        scheduler=call.arguments.scheduler,
-    )
+    options = call.config.data.preprocessing
+    if call.command == "stage1":
+        summary = commands.stage1(options, **vars(call.arguments))
+    else:
+        run = commands.stage2 if call.command == "stage2" else commands.preprocess
+        summary = run(options, **vars(call.arguments), seed=call.config.seed.global_seed)
     return json.dumps(summary, indent=2)
 
 
@@ -316,9 +286,9 @@ def config(call: Call) -> str:
 
 
 RUNNERS: dict[str, Callable[[Call], str | None]] = {
-    "preprocess": preprocess,
-    "stage1": stage1,
-    "stage2": stage2,
+    "preprocess": prepare,
+    "stage1": prepare,
+    "stage2": prepare,
     "train": train,
     "test": test,
     "report": report,

@@ -35,7 +35,7 @@ DEFAULT_CONFIG = Path("config.yaml")
 
 @dataclass(frozen=True)
 class Call:
-    """What the user asked for: a command, the settings, and the arguments that are no settings."""
+    """What the user asked for: a command, the settings, and what else the command takes."""
 
     command: str
     config: Config
@@ -43,6 +43,8 @@ class Call:
     given: frozenset[str]
 
 
+# What settings come from, and what `main` looks for: no command asks for them.
+OF_THE_PARSER = {"config", "set", "verbose"}
 # Values of version 0.1 that a setting no longer takes, and what to give instead.
 OLD_VALUES = {("sampling.estimator", "estimate"): "is now --estimator mean (the posterior mean)"}
 
@@ -291,11 +293,11 @@ def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, 
 
 
 def _without_settings(command: Command, arguments: argparse.Namespace) -> argparse.Namespace:
-    """Keep the arguments that are no settings; those not given get None, or False for a switch."""
+    """Keep what is left for the command; what is not given gets None, or False for a switch."""
     return argparse.Namespace(
         **{
             flag.name: getattr(arguments, flag.name, False if flag.is_switch else None)
             for flag in command.flags
-            if flag.path is None
+            if flag.path is None and flag.name not in OF_THE_PARSER
         }
     )
