@@ -5,7 +5,6 @@ schema; a flag that is not given leaves the file's value, and the file leaves th
 """
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from alphastomics.config.file import (
     put,
     read_document,
 )
-from alphastomics.config.message import choices, nearest_path
+from alphastomics.config.message import choices, closest, nearest_path
 from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
 
@@ -208,8 +207,8 @@ def _setting_hint(name: str, known: list[str]) -> str | None:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    meant = closest(word, known)
+    return f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
 
 
 def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
