@@ -8,6 +8,7 @@ resumes by itself: RUN/holdout/ beside what RUN holds.
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from alphastomics.config import Config
 from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
-from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.run_folder import RunFolder, read_record
 from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
@@ -28,13 +29,13 @@ from alphastomics.generation.evaluate import evaluate
 from alphastomics.io.files import write_text
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
-from alphastomics.preprocessing.resume import load_marker, write_marker
+from alphastomics.preprocessing.resume import write_marker
 from alphastomics.preprocessing.schema import Metadata
 
 logger = logging.getLogger(__name__)
 
 LONGEST_NAME = 255  # of a file or folder, in bytes
-HOLDOUT_RUN, VERDICT_FILE, PLAN_FILE = "holdout", "verdict.json", "plan.json"
+HOLDOUT_RUN, PLAN_FILE = "holdout", "plan.json"
 # Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
 JUDGED_CELLS, MOST_JUDGED = 2_000, 6_000
 LEAST_JUDGED = 30
@@ -56,29 +57,30 @@ def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
         )
     plan = make_plan(config, metadata, folder, resume=request.resume is not None)
     check_data(plan.config, metadata)
+    results: dict[str, Any] = {"plan": described(plan)}
     if plan.holdout is None:
         summary = train(plan.config, request, plan=plan.lines())
-        if not summary:
-            return {}
-        write_text(folder.path / PLAN_FILE, json.dumps(described(plan), indent=2) + "\n")
-        return {**summary, "plan": described(plan)}
-    judged = held_out_run(plan, metadata, request, folder)
-    if plan.refit:
-        epochs = judged["epochs"]
-        final = with_settings(plan.config, {"training.max_epochs": epochs})
-        planned = plan.config.training.max_epochs
-        why = f": of {planned} planned, more were no better on held-out cells"
-        logger.info(
-            "training on everything for %d epochs%s", epochs, why if epochs < planned else ""
-        )
-        summary = train(final, request, has_validation=False)
     else:
-        summary = {**judged["summary"]}
-    write_text(folder.path / PLAN_FILE, json.dumps(described(plan), indent=2) + "\n")
-    write_text(folder.path / VERDICT_FILE, json.dumps(judged["verdict"], indent=2) + "\n")
-    for line in judged["verdict"]["sentences"]:
+        judged = held_out_run(plan, metadata, request, folder)
+        summary, results["verdict"] = judged["summary"], judged["verdict"]
+        if plan.refit:
+            summary = train_on_everything(plan, judged["epochs"], request)
+    if not summary:
+        return {}
+    for name, content in results.items():
+        write_text(folder.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
+    for line in results.get("verdict", {}).get("sentences", []):
         logger.info("%s", line)
-    return {**summary, "plan": described(plan), "verdict": judged["verdict"]}
+    return {**summary, **results}
+
+
+def train_on_everything(plan: TrainingPlan, epochs: int, request: TrainRequest) -> dict[str, Any]:
+    """Train again, on what was held out too, for as long as held-out cells gained by it."""
+    planned = plan.config.training.max_epochs
+    why = f": of {planned} planned, more were no better on held-out cells"
+    logger.info("training on everything for %d epochs%s", epochs, why if epochs < planned else "")
+    final = with_settings(plan.config, {"training.max_epochs": epochs})
+    return train(final, request, has_validation=False)
 
 
 def plan_for(config: Config) -> TrainingPlan:
@@ -104,15 +106,8 @@ def make_plan(
         return plan
     before = dict(set_values(parse_document(read_document(begun), str(begun))))
     own = {choice.key: before[choice.key] for choice in plan.choices if choice.key in before}
-    return TrainingPlan(
-        with_settings(plan.config, own),
-        tuple(choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices),
-        plan.holdout,
-        plan.refit,
-        plan.updates,
-        plan.seconds,
-        plan.device,
-    )
+    choices = (choice._replace(value=own.get(choice.key, choice.value)) for choice in plan.choices)
+    return replace(plan, config=with_settings(plan.config, own), choices=tuple(choices))
 
 
 def this_device(config: Config) -> Device:
@@ -151,9 +146,11 @@ def held_out_run(
         config, path = plan.config, folder.path
     done = path / "judged.json"
     if request.resume is not None and done.is_file():
-        return read_judged(done)
-    refuse_another_run(folder, request)
-    inner = request._replace(overwrite=True) if request.resume is None else request
+        return read_record(done, "remove it, and the model is judged again")
+    inner = request
+    if request.resume is None:  # another run is refused before any work is done
+        folder.require_free(None, resume=False, overwrite=request.overwrite)
+        inner = request._replace(overwrite=True)
     summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
     epochs = chosen_epochs(summary, plan.config.training.max_epochs)
     scores = judge(config, metadata, plan.holdout, Path(summary["best_checkpoint"]))
@@ -167,23 +164,6 @@ def held_out_run(
     judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
     write_marker(done, judged)
     return judged
-
-
-def read_judged(path: Path) -> dict[str, Any]:
-    """Read what an earlier call found; the number of epochs of the last training depends on it."""
-    record = load_marker(path)
-    if record is None:
-        raise InputError(
-            f"{path}: damaged: its content differs from its checksum; remove it, and the model is "
-            "judged again"
-        )
-    return record
-
-
-def refuse_another_run(folder: RunFolder, request: TrainRequest) -> None:
-    """Refuse a folder with another run before any work is done, as `train` does."""
-    if folder.exists() and request.resume is None and not request.overwrite:
-        folder.require_free(None, resume=False, overwrite=False)
 
 
 def chosen_epochs(summary: dict[str, Any], planned: int) -> int:

@@ -20,6 +20,7 @@ from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import train as training
 from alphastomics.diffusion_model.distance import distance_loss
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.trainer_module import scale_of_loader
 from alphastomics.preprocessing.batch_loader import create_dataloaders
 
 MODES = ("joint", "expr_to_pos", "pos_to_expr")
@@ -50,11 +51,12 @@ def document(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     }
 
 
-def trivial(arguments: argparse.Namespace, scale: float) -> dict[str, float]:
+def trivial(arguments: argparse.Namespace) -> dict[str, float]:
     """Score the mean of everything on the validation cells."""
     _, loader, _ = create_dataloaders(
         arguments.processed, arguments.batch_size, set_size=arguments.set_size, num_workers=0
     )
+    scale = scale_of_loader(loader)
     expression, position, weight = 0.0, 0.0, 0
     for batch in loader:
         cells = int(batch.node_mask.sum())
@@ -94,14 +96,6 @@ def run(arguments: argparse.Namespace, combination: tuple[str, ...]) -> dict[str
     }
 
 
-def scale_of(arguments: argparse.Namespace) -> float:
-    """Return the unit of position inside the model."""
-    from alphastomics.preprocessing.folder import DataFolder
-
-    settings = parse_document(document(arguments, "."), "benchmark")
-    return training.position_scale(settings, DataFolder(arguments.processed).metadata())
-
-
 def main() -> None:
     """Run all combinations and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,7 +107,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     assert AlphaSTomicsModule.automatic_optimization
-    floor = trivial(arguments, scale_of(arguments))
+    floor = trivial(arguments)
     print(f"trivial: expression {floor['expression']:.3f}, position {floor['position']:.3f}")
     rows = []
     for combination in itertools.product(arguments.modes, ATTENTION, FEED_FORWARD, MASKING):

@@ -161,8 +161,8 @@ def test_every_flag_of_the_contract_is_known_with_its_default(command: str, flag
     known = spellings(command)
     assert flag in known
     if default is not None:
-        assert flag_default(known[flag], document_fields()) == default
-    assert "(default: " in flag_help(known[flag], document_fields())
+        assert flag_default(known[flag]) == default
+    assert "(default: " in flag_help(known[flag])
 
 
 def test_a_flag_that_follows_the_data_keeps_the_number_of_the_contract_in_the_schema():

@@ -14,6 +14,8 @@ def test_every_setting_can_be_given_on_the_command_line(tmp_path, monkeypatch):
     found = parse_arguments(["train", *words, "TransformerLayer_setting.use_moe=true"]).config
     assert (found.model.d_model, found.diffusion.nu_position) == (128, 2.0)
     assert found.layer.use_moe
+    linear = ["train", "--set", "TransformerLayer_setting.use_gated_attention=false"]
+    assert parse_arguments(linear).config.layer.attention == "linear"
     assert parse_arguments(["train", "--d_model", "128"]).config.model.d_model == 128
 
 

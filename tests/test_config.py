@@ -1,13 +1,15 @@
 """The configuration: documented spellings, one home of defaults, and clear refusals."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
-from alphastomics.config import Config
+from alphastomics.config import Config, LayerConfig
 from alphastomics.config.file import (
     SECOND_NAMES,
     ConfigLoader,
@@ -119,6 +121,18 @@ def test_second_names_set_the_same_setting():
 def test_the_documented_attention_keys_are_one_choice_each(layer, attention, gate):
     config = parse(f"TransformerLayer_setting: {layer}")
     assert (config.layer.attention, config.layer.gate) == (attention, gate)
+
+
+def test_an_attention_that_is_neither_true_nor_false_is_written_and_read_by_its_name():
+    class Wider(LayerConfig):
+        attention: Annotated[
+            Literal["softmax", "linear", "cosine"], *LayerConfig.model_fields["attention"].metadata
+        ] = Field("softmax", alias="use_gated_attention")
+
+    for attention, written in (("softmax", True), ("linear", False), ("cosine", "cosine")):
+        document = Wider(attention=attention).model_dump(mode="json", by_alias=True)
+        assert document["use_gated_attention"] == written
+        assert Wider.model_validate(document).attention == attention
 
 
 @pytest.mark.parametrize("value", ["32", "'32'"])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from alphastomics.diffusion_model.run_folder import read_record
 from alphastomics.errors import InputError
-from alphastomics.fit import read_judged
 from alphastomics.preprocessing.resume import write_marker
 
 
@@ -15,9 +15,9 @@ def test_an_altered_number_of_epochs_is_refused(altered, tmp_path: Path):
     path = tmp_path / "judged.json"
     judged = {"epochs": 9, "summary": {"steps": 3}, "verdict": {"sentences": []}}
     write_marker(path, judged)
-    assert read_judged(path) == judged
+    assert read_record(path) == judged
     if altered.startswith('{"'):
         altered = json.dumps({**json.loads(path.read_text()), **json.loads(altered)})
     path.write_text(altered)
     with pytest.raises(InputError, match=r"judged\.json: damaged"):
-        read_judged(path)
+        read_record(path)

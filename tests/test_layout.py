@@ -71,11 +71,13 @@ MAP = {
         "io",
         "preprocessing",
         "tasks",
+        "utils",
     },
     "cli": {"", "config", "errors"},
     "cli.demo": {
         "config",
         "diffusion_model",
+        "evaluation",
         "fit",
         "generation",
         "preprocessing",

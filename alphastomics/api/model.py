@@ -43,6 +43,7 @@ from alphastomics.api.setup import (
 )
 from alphastomics.api.trained import TrainedVerbs
 from alphastomics.config import Config, PreprocessingConfig
+from alphastomics.config.file import parse_document, put, to_document
 from alphastomics.diffusion_model.hub_model import (
     TRAINING_KEYS,
     TrainedModel,
@@ -236,15 +237,11 @@ class AlphaSTomics(TrainedVerbs):
 
     def _with_folders(self, config: Config) -> Config:
         """Put the model's own folder, and the dimensions of its data, into the settings."""
-        options = config.data.preprocessing.model_copy(update={"position_is_3d": self._dims == 3})
-        data = config.data.model_copy(
-            update={
-                "processed_data_dir": str(self._folder / "processed"),
-                "preprocessing": options,
-            }
-        )
-        logging = config.logging.model_copy(update={"save_dir": str(self._folder)})
-        return config.model_copy(update={"data": data, "logging": logging})
+        document = to_document(config, only_set=True)
+        put(document, "data.preprocessing.position_is_3d", self._dims == 3)
+        put(document, "data.processed_data_dir", str(self._folder / "processed"))
+        put(document, "logging.save_dir", str(self._folder))
+        return parse_document(document, "settings")
 
     def _preprocess(self, *, overwrite: bool) -> None:
         with tempfile.TemporaryDirectory(prefix="alphastomics-slices-") as scratch:

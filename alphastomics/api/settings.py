@@ -5,7 +5,6 @@ A keyword is the last part of a key of config.yaml, where only one key ends like
 """
 
 import copy
-import difflib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +16,11 @@ from alphastomics.config.file import (
     SECOND_NAMES,
     document_fields,
     parse_document,
+    put,
     read_document,
     to_document,
 )
+from alphastomics.config.message import closest
 from alphastomics.errors import InputError
 
 Settings = Config | Mapping[str, Any] | str | Path | None
@@ -38,13 +39,7 @@ def updated(settings: Settings, keywords: Mapping[str, Any]) -> Config:
         path = known.get(name)
         if path is None:
             raise InputError(f"{name}: unknown keyword; {advice(name, list(known))}")
-        *sections, last = path.split(".")
-        node = document
-        for section in sections:
-            if not isinstance(node.get(section), dict):
-                node[section] = {}
-            node = node[section]
-        node[last] = value
+        put(document, path, value)
         origins[path] = name
     return parse_document(document, "settings", origins)
 
@@ -87,5 +82,5 @@ def advice(name: str, known: list[str]) -> str:
         )
     if candidates and candidates[0] in POSITION_KEYS:
         return "data and run of a model are in its folder: give folder=..."
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else "`alphastomics config` prints all settings"
+    meant = closest(name, known)
+    return f"did you mean {meant}?" if meant else "`alphastomics config` prints all settings"

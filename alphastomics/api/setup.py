@@ -5,7 +5,7 @@ what is needed of it is written to a temporary file, under the names that prepro
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -113,7 +113,8 @@ def checked_coordinates(values: Any, where: str) -> np.ndarray:
 
 def register(adata: AnnData, setup: Setup) -> None:
     """Write the choices into an AnnData, where they survive saving and reading."""
-    put_quietly(adata, "uns", SETUP_KEY, {k: v for k, v in asdict(setup).items() if v is not None})
+    choices = {name: key for name, key in asdict(setup).items() if key is not None}
+    put_quietly(adata, "uns", {SETUP_KEY: choices})
 
 
 def registered(adata: AnnData) -> Setup | None:
@@ -212,19 +213,16 @@ def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) ->
     )
 
 
-def drop_quietly(adata: AnnData, slot: str, keys: list[str]) -> None:
-    """Take keys out of an AnnData; a view becomes an AnnData of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ImplicitModificationWarning)
-        for key in keys:
-            del getattr(adata, slot)[key]
-
-
-def put_quietly(adata: AnnData, slot: str, key: str, value: Any) -> None:
+def put_quietly(
+    adata: AnnData, slot: str, values: Mapping[str, Any], dropped: Sequence[str] = ()
+) -> None:
     """Write into an AnnData; a view becomes an AnnData of its own, which is what is wanted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImplicitModificationWarning)
-        getattr(adata, slot)[key] = value
+        for key in dropped:
+            del getattr(adata, slot)[key]
+        for key, value in values.items():
+            getattr(adata, slot)[key] = value
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from alphastomics.api.setup import (
     calling,
     check,
     checked_coordinates,
-    drop_quietly,
     from_plain,
     options_for,
     put_quietly,
@@ -206,9 +205,7 @@ class TrainedVerbs:
             shape = embed_h5ad_cells(model.module, model.genes, path, reading, set_size, rows)
             embeddings = np.array(stored(rows, shape))
         old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
-        drop_quietly(adata, "obsm", old)
-        for key, values in obsm_of(embeddings).items():
-            put_quietly(adata, "obsm", key, values)
+        put_quietly(adata, "obsm", obsm_of(embeddings), dropped=old)
         return embeddings
 
     def save(
@@ -282,8 +279,7 @@ class TrainedVerbs:
             scratch.uns["alphastomics"] = adata.uns["alphastomics"]
         put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
         for slot in ("obsm", "layers", "uns"):
-            for key, value in getattr(scratch, slot).items():
-                put_quietly(adata, slot, key, value)
+            put_quietly(adata, slot, getattr(scratch, slot))
         return generated, cells
 
     def _frame(self, reference: Any, config: Config) -> Reference:

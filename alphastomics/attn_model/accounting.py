@@ -7,7 +7,6 @@ is three forward passes: one forward, one backward for inputs, one for weights.
 from torch import nn
 
 from alphastomics.attn_model.gated_attention import GatedMultiHeadAttention
-from alphastomics.attn_model.linear_attention import LinearMultiHeadAttention
 from alphastomics.attn_model.model import Model
 from alphastomics.attn_model.moe import MixtureOfExperts
 
@@ -50,15 +49,9 @@ def parameters_by_part(model: Model) -> dict[str, int]:
 
 
 def attention_flops(attention: GatedMultiHeadAttention, set_size: int) -> int:
-    """Count the FLOPs of one cell in one attention, projections included.
-
-    Softmax: a query meets N keys, then N values. Linear: a key meets a value in each head, and a
-    query meets their sum: two K x K matrix products a head.
-    """
+    """Count the FLOPs of one cell in one attention, projections included."""
     projections = _matrix_size(attention.in_projection) + _matrix_size(attention.out_projection)
-    linear = isinstance(attention, LinearMultiHeadAttention)
-    meetings = 2 * attention.d_model * (attention.d_head if linear else set_size)
-    return FLOPS_PER_MULTIPLY_ADD * (projections + meetings)
+    return FLOPS_PER_MULTIPLY_ADD * (projections + attention.multiply_adds(set_size))
 
 
 def flops_per_cell(model: Model, set_size: int) -> int:

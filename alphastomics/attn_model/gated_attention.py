@@ -6,7 +6,7 @@ on each head's Q and K. The softmax runs in a fused kernel; the N x N matrix is 
 """
 
 import math
-from typing import Literal, NamedTuple, get_args, overload
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from einops import rearrange
@@ -56,11 +56,6 @@ def visible_keys(node_mask: Bool[Tensor, "B N"]) -> Bool[Tensor, "B 1 1 N"]:
     return (node_mask | empty)[:, None, None, :]
 
 
-def gate_width(gate: Gate, d_model: int, n_heads: int) -> int:
-    """Count the numbers that gate one cell."""
-    return {"none": 0, "headwise": n_heads, "elementwise": d_model}[gate]
-
-
 def without_padding(
     cells: Float[Tensor, "B N D"], node_mask: Bool[Tensor, "B N"] | None
 ) -> Float[Tensor, "B N D"]:
@@ -78,7 +73,7 @@ def overridden(
     """Return the settings, overridden by the documented keywords; None leaves a setting."""
     attention = {True: "softmax", False: "linear", None: settings.attention}[use_gated_attention]
     require_setting(
-        attention == "softmax" or gate_type in (None, "none"),
+        attention != "linear" or gate_type in (None, "none"),
         f"gate_type: linear attention has no gate; leave it out, got {gate_type!r}",
     )
     given = {"attention": attention, "gate": gate_type, "use_qk_norm": use_qk_norm}
@@ -117,7 +112,7 @@ class GatedMultiHeadAttention(nn.Module):
         require_choice("gate_type", gate_type, get_args(Gate))
         self.d_model, self.n_heads, self.gate = d_model, n_heads, gate_type
         self.d_head = d_model // n_heads
-        gate_size = gate_width(gate_type, d_model, n_heads)
+        gate_size = {"none": 0, "headwise": n_heads, "elementwise": d_model}[gate_type]
         self.in_projection = nn.Linear(d_model, 3 * d_model + gate_size)
         self.out_projection = nn.Linear(d_model, d_model)
         self.query_norm = nn.RMSNorm(self.d_head, eps=NORM_EPSILON) if use_qk_norm else None
@@ -125,24 +120,6 @@ class GatedMultiHeadAttention(nn.Module):
         nn.init.zeros_(self.in_projection.bias)
         with torch.no_grad():
             self.in_projection.weight[3 * d_model :].zero_()
-
-    @overload
-    def forward(
-        self,
-        cells: Float[Tensor, "B N D"],
-        node_mask: Bool[Tensor, "B N"] | None = ...,
-        *,
-        output_attentions: Literal[False] = ...,
-    ) -> Float[Tensor, "B N D"]: ...
-
-    @overload
-    def forward(
-        self,
-        cells: Float[Tensor, "B N D"],
-        node_mask: Bool[Tensor, "B N"] | None = ...,
-        *,
-        output_attentions: Literal[True],
-    ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B H N N"]]: ...
 
     def forward(
         self,
@@ -202,6 +179,10 @@ class GatedMultiHeadAttention(nn.Module):
         # padding it is a (B, 1, 1, N) view, which the memory-efficient kernel reads in O(N) memory.
         keys = None if node_mask is None else visible_keys(node_mask)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
+
+    def multiply_adds(self, set_size: int) -> int:
+        """Count the multiply-adds of one cell's `mix`: a query meets N keys, then N values."""
+        return 2 * self.d_model * set_size
 
     def weights(
         self,

@@ -52,6 +52,10 @@ class LinearMultiHeadAttention(GatedMultiHeadAttention):
             smallest = torch.finfo(denominator.dtype).tiny
             return (numerator / denominator.clamp(min=smallest)[..., None]).to(value.dtype)
 
+    def multiply_adds(self, set_size: int) -> int:
+        """Count those of one cell: a key meets a value in each head, and a query their sum."""
+        return 2 * self.d_model * self.d_head
+
     def weights(
         self,
         query: Float[Tensor, "B H M K"],

@@ -216,25 +216,26 @@ class Model(nn.Module):
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         visible, context = self._hide(expression, gene_mask, expression_hidden)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
+        given = diffusion_time[:, :1, None] == 0  # other sets get nothing added
         if self.smoothed_in is not None:
             if smoothed is None:
                 smoothed = self.smooth(expression, diffusion_time, node_mask, **masks)
-            context = context + self._read_smoothed(smoothed, diffusion_time)
+            context = context + self.smoothed_in(smoothed) * given
         if self.position_head is not None:
             assert smoothed is not None
             if expected is None:
                 expected = self.expect(expression, smoothed, node_mask, **masks)
             expected = expected.detach().to(position.dtype)
-            context = context + self._read_expected(expected, diffusion_time, node_mask)
+            seen = seen_coordinates(expected, node_mask, None)
+            context = context + self.trunk.position_in(expected, seen) * given
         output = self.trunk.denoise(
             *(visible, diffusion_time, position, node_mask),
             position_hidden=position_hidden,
             context=context,
             keep_hidden=output_hidden_states,
         )
-        states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         position = position_at_start(output.position, expected, diffusion_time)
-        return Prediction(output.expression, position, self._auxiliary(output, states))
+        return Prediction(output.expression, position, self._auxiliary(output, node_mask))
 
     def prepare(
         self,
@@ -268,16 +269,6 @@ class Model(nn.Module):
         expected = self.position_head(expression, smoothed, node_mask, gene_mask)
         return centered(expected, seen_coordinates(expected, node_mask, None))
 
-    def _read_expected(
-        self,
-        expected: Float[Tensor, "B N 3"],
-        diffusion_time: Float[Tensor, "B T"],
-        node_mask: Bool[Tensor, "B N"] | None,
-    ) -> Float[Tensor, "B N D"]:
-        """Embed expected positions; sets without given expression get nothing added."""
-        seen = seen_coordinates(expected, node_mask, None)
-        return self.trunk.position_in(expected, seen) * (diffusion_time[:, :1, None] == 0)
-
     def smooth(
         self,
         expression: Float[Tensor, "B N G"],
@@ -294,13 +285,6 @@ class Model(nn.Module):
         expression = known_values(expression, gene_mask, expression_hidden)
         given = diffusion_time[:, 0] == 0
         return smoothed_expression(expression, node_mask, given, **self.smoothing)
-
-    def _read_smoothed(
-        self, smoothed: Float[Tensor, "B N F"], diffusion_time: Float[Tensor, "B T"]
-    ) -> Float[Tensor, "B N D"]:
-        """Embed smoothed expression; sets without it get nothing added."""
-        assert self.smoothed_in is not None
-        return self.smoothed_in(smoothed) * (diffusion_time[:, :1, None] == 0)
 
     def update_balance_bias(self, counts: Float[Tensor, "L E"]) -> None:
         """Balance every layer's experts after a step; nothing to do unless `moe_balance` is bias.
@@ -359,8 +343,9 @@ class Model(nn.Module):
         # that no step reaches, and most runs hide nothing.
         return expression, self.unseen_share(share) + 0 * self.unseen_value.sum()
 
-    def _auxiliary(self, output: TrunkOutput, hidden_states: tuple[Tensor, ...]) -> Auxiliary:
+    def _auxiliary(self, output: TrunkOutput, node_mask: Bool[Tensor, "B N"] | None) -> Auxiliary:
         """Average the routers' losses over layers, and keep their statistics."""
+        hidden_states = tuple(without_padding(cells, node_mask) for cells in output.hidden)
         zero = output.position.new_zeros(())
         if not output.routing:
             return Auxiliary(zero, zero, None, output.gates, hidden_states)

@@ -183,8 +183,10 @@ class GatedSelfAttentionModel(nn.Module):
         dropped = self.input_dropout(expression)
         # Noisy expression is blurred enough: what is given is dropped alone.
         read = torch.where(diffusion_time[:, :1, None] == 0, dropped, expression)
-        embedded = self._embed(read, offset, seen, time, context)
-        cells = without_padding(embedded, node_mask)
+        embedded = self.expression_in(read) + self.position_in(offset, seen) + time[:, None]
+        embedded = embedded if context is None else embedded + context
+        # The residual stream keeps the precision of the weights under autocast.
+        cells = without_padding(embedded.to(self.position_out.weight.dtype), node_mask)
         hidden = [cells] if keep_hidden else []
         gates: list[Tensor] = []
         routing: list[RouterStatistics] = []
@@ -198,20 +200,6 @@ class GatedSelfAttentionModel(nn.Module):
         clean = without_padding(clean, node_mask)
         clean_position = centered(clean_position, seen_coordinates(position, node_mask, None))
         return TrunkOutput(clean, clean_position, tuple(gates), tuple(routing), tuple(hidden))
-
-    def _embed(
-        self,
-        expression: Float[Tensor, "B N E"],
-        offset: Float[Tensor, "B N 3"],
-        seen: Bool[Tensor, "B N 3"],
-        time: Float[Tensor, "B D"],
-        context: Float[Tensor, "B N D"] | None,
-    ) -> Float[Tensor, "B N D"]:
-        """Add up what is known of a cell: expression, position, time and context."""
-        embedded = self.expression_in(expression) + self.position_in(offset, seen) + time[:, None]
-        embedded = embedded if context is None else embedded + context
-        # The residual stream keeps the precision of the weights under autocast.
-        return embedded.to(self.position_out.weight.dtype)
 
     def _run(
         self,

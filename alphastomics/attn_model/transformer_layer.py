@@ -37,11 +37,13 @@ class LayerOutput(NamedTuple):
 
 def make_attention(d_model: int, n_heads: int, settings: LayerConfig) -> GatedMultiHeadAttention:
     """Make the attention that the settings ask for; the linear baseline has no gate."""
-    if settings.attention == "linear":
-        return LinearMultiHeadAttention(d_model, n_heads, use_qk_norm=settings.use_qk_norm)
-    return GatedMultiHeadAttention(
-        d_model, n_heads, gate_type=settings.gate, use_qk_norm=settings.use_qk_norm
-    )
+    normed = settings.use_qk_norm
+    match settings.attention:
+        case "linear":
+            return LinearMultiHeadAttention(d_model, n_heads, use_qk_norm=normed)
+        case "softmax":
+            gate = settings.gate
+            return GatedMultiHeadAttention(d_model, n_heads, gate_type=gate, use_qk_norm=normed)
 
 
 def make_feed_forward(

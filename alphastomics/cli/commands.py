@@ -17,49 +17,19 @@ from alphastomics.tasks import TASKS
 logger = logging.getLogger(__name__)
 
 
-def preprocess(call: Call) -> str:
-    """Convert slices into shards; print a summary."""
-    from alphastomics.preprocessing.commands import preprocess as run_preprocess
+def prepare(call: Call) -> str:
+    """Run `preprocess` or one of its halves; print a summary.
 
-    summary = run_preprocess(
-        call.config.data.preprocessing,
-        input_dir=call.arguments.input_dir,
-        output_dir=call.arguments.output_dir,
-        gene_list_file=call.arguments.gene_list_file,
-        seed=call.config.seed.global_seed,
-        overwrite=call.arguments.overwrite,
-        scheduler=call.arguments.scheduler,
-    )
-    return json.dumps(summary, indent=2)
+    The keywords of these three functions are the flags that are no settings.
+    """
+    from alphastomics.preprocessing import commands
 
-
-def stage1(call: Call) -> str:
-    """Normalise one data set's slices; print a summary."""
-    from alphastomics.preprocessing.commands import stage1 as run_stage1
-
-    summary = run_stage1(
-        call.config.data.preprocessing,
-        input_dir=call.arguments.input_dir,
-        output_dir=call.arguments.output_dir,
-        gene_list_file=call.arguments.gene_list_file,
-        overwrite=call.arguments.overwrite,
-        scheduler=call.arguments.scheduler,
-    )
-    return json.dumps(summary, indent=2)
-
-
-def stage2(call: Call) -> str:
-    """Merge and split normalised data sets; print a summary."""
-    from alphastomics.preprocessing.commands import stage2 as run_stage2
-
-    summary = run_stage2(
-        call.config.data.preprocessing,
-        input_dirs=call.arguments.input_dirs,
-        output_dir=call.arguments.output_dir,
-        seed=call.config.seed.global_seed,
-        overwrite=call.arguments.overwrite,
-        scheduler=call.arguments.scheduler,
-    )
+    options = call.config.data.preprocessing
+    if call.command == "stage1":
+        summary = commands.stage1(options, **vars(call.arguments))
+    else:
+        run = commands.stage2 if call.command == "stage2" else commands.preprocess
+        summary = run(options, **vars(call.arguments), seed=call.config.seed.global_seed)
     return json.dumps(summary, indent=2)
 
 
@@ -271,22 +241,36 @@ def demo(call: Call) -> str:
 
 
 def info(call: Call) -> str:
-    """Print parameters and arithmetic of the network, without building its weights."""
+    """Print parameters and arithmetic of a network, without building its weights.
+
+    That of the data folder is the one which `train` would choose; without data, by `--num_genes`,
+    it is that of the settings, where `auto` has its default.
+    """
     import torch
 
     from alphastomics.attn_model.accounting import account
     from alphastomics.attn_model.model import Model
+    from alphastomics.fit import plan_for
     from alphastomics.preprocessing.folder import DataFolder
 
-    settings = call.config
-    num_genes = settings.model.num_genes
-    if num_genes is None:
-        num_genes = DataFolder(settings.data.processed_data_dir).metadata().num_genes
+    config, num_genes = call.config, call.config.model.num_genes
+    network = "of the settings; what is auto has its default"
+    if "data_dir" in call.given or num_genes is None:
+        data = config.data.processed_data_dir
+        plan, num_genes = plan_for(config), DataFolder(data).metadata().num_genes
+        config, network = plan.config, f"that train would choose for {data} on {plan.device.name}"
     with torch.device("meta"):
-        model = Model.from_config(settings, num_genes)
-    set_size = settings.data.loading.set_size or settings.training.batch_size
+        model = Model.from_config(config, num_genes)
+    set_size = config.data.loading.set_size or config.training.batch_size
+    size = config.model
     return json.dumps(
-        {"num_genes": num_genes, "set_size": set_size, **account(model, set_size)}, indent=2
+        {
+            "network": f"{size.n_layers} layers of {size.d_model}, {network}",
+            "num_genes": num_genes,
+            "set_size": set_size,
+            **account(model, set_size),
+        },
+        indent=2,
     )
 
 
@@ -302,9 +286,9 @@ def config(call: Call) -> str:
 
 
 RUNNERS: dict[str, Callable[[Call], str | None]] = {
-    "preprocess": preprocess,
-    "stage1": stage1,
-    "stage2": stage2,
+    "preprocess": prepare,
+    "stage1": prepare,
+    "stage2": prepare,
     "train": train,
     "test": test,
     "report": report,

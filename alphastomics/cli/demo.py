@@ -1,7 +1,6 @@
 """The main job on a synthetic tissue: a folder and a seed enter, every step's output leaves."""
 
 import logging
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +78,18 @@ def run_demo(folder: Path, seed: int) -> str:
 
 def demo_summary(folder: Path, checkpoint: Path, scores: dict[str, Any], verdict: list[str]) -> str:
     """Return the verdict, the scores as a table, and where everything is."""
+    from alphastomics.evaluation.table import score_table
+
     lines = ["what the training held out says:", *(f"  {line}" for line in verdict), ""]
-    for task in TASKS.values():
-        if not task.is_conditional:
-            continue
-        names = task.metrics
-        lines.append(f"{task.name:<24}" + "".join(f"{name:>25}" for name in names))
-        lines += [
-            f"  {method:<22}" + "".join(f"{values.get(name, nan):>25.3f}" for name in names)
+    shown: dict[str, Any] = {
+        task.name: {
+            method: {name: values[name] for name in task.metrics if name in values}
             for method, values in scores[task.name].items()
-        ]
+        }
+        for task in TASKS.values()
+        if task.is_conditional
+    }
+    lines.append(score_table(shown))
     outputs = {
         "slices": folder / "slices",
         "processed": folder / "processed",

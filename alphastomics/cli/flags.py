@@ -3,8 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from alphastomics.cli.schema import Command, Flag, count_flag, path_flag, split_name, switch
-from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, TRAINING
+from alphastomics.cli.schema import (
+    Command,
+    Flag,
+    count_flag,
+    path_flag,
+    settings,
+    split_name,
+    switch,
+)
+from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, SETTINGS, TRAINING
 
 PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"
@@ -56,13 +64,11 @@ STD = [
 SLICE_INPUT = [
     path_flag("input_dir", "Folder of .h5ad slices, searched in sorted order.", required=True),
     path_flag("output_dir", "Folder to write.", required=True),
-    CONFIG,
-    SET,
+    *SETTINGS,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
     Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
-    Flag("z_spacing", f"{PREPROCESSING}.z_spacing"),
-    Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+    *settings(PREPROCESSING, "z_spacing", "cell_type_key"),
     SKIP_LOG_NORMALIZE,
     Flag(
         "skip_scale",
@@ -73,15 +79,10 @@ SLICE_INPUT = [
     ),
     Flag("max_cells_per_file", f"{PREPROCESSING}.max_cells_per_file"),
 ]
-SPLIT = [
-    Flag("train_ratio", f"{PREPROCESSING}.train_ratio"),
-    Flag("val_ratio", f"{PREPROCESSING}.val_ratio"),
-    Flag("max_shard_size", f"{PREPROCESSING}.max_shard_size"),
-    Flag("split_by", f"{PREPROCESSING}.split_by"),
-    Flag("layout", f"{PREPROCESSING}.layout"),
-    Flag("storage", f"{PREPROCESSING}.storage"),
-]
-COMMANDS = {
+SPLIT = settings(
+    PREPROCESSING, "train_ratio", "val_ratio", "max_shard_size", "split_by", "layout", "storage"
+)
+_COMMANDS = {
     "preprocess": Command(
         "Convert a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
         [
@@ -95,7 +96,6 @@ COMMANDS = {
             *STD,
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "stage1": Command(
@@ -105,7 +105,6 @@ COMMANDS = {
             path_flag("gene_list_file", "File with one gene a line.", required=True),
             *STD,
             OVERWRITE,
-            VERBOSE,
         ],
     ),
     "stage2": Command(
@@ -113,13 +112,11 @@ COMMANDS = {
         [
             path_flag("input_dirs", "Folders that stage1 wrote.", required=True, many=True),
             path_flag("output_dir", "Folder to write.", required=True),
-            CONFIG,
-            SET,
+            *SETTINGS,
             *SPLIT,
             *STD,
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "train": Command(
@@ -129,15 +126,13 @@ COMMANDS = {
             switch("profile", "Measure where a step's time goes: data, forward, backward, update."),
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "test": Command(
         "Score a trained model on the test split.",
         [
             CHECKPOINT,
-            CONFIG,
-            SET,
+            *SETTINGS,
             DATA_DIR,
             Flag(
                 "batch_size",
@@ -151,15 +146,13 @@ COMMANDS = {
             ),
             SPLIT_NAME,
             Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
-            Flag("sampler", "sampling.sampler"),
-            Flag("num_samples", "sampling.num_samples"),
-            Flag("cell_type_key", f"{PREPROCESSING}.cell_type_key"),
+            *settings("sampling", "sampler", "num_samples"),
+            *settings(PREPROCESSING, "cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
             switch("no_report", "Leave out the HTML report beside the JSON file."),
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "report": Command(
@@ -201,7 +194,6 @@ COMMANDS = {
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "sample": Command(
@@ -222,8 +214,7 @@ COMMANDS = {
                 excludes="cells",
             ),
             count_flag("num_slices", "With --num_cells: how many slices to make.", default="1"),
-            CONFIG,
-            SET,
+            *SETTINGS,
             Flag("sample_mode", "sampling.mode", default=MODE_DEFAULT),
             Flag("num_steps", "sampling.num_steps", help=STEPS_HELP, default=AS_TRAINED),
             Flag("sampler", "sampling.sampler", help=SOLVER_HELP),
@@ -247,15 +238,13 @@ COMMANDS = {
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "extract": Command(
         "Write an embedding per cell.",
         [
             CHECKPOINT,
-            CONFIG,
-            SET,
+            *SETTINGS,
             replace(DATA_DIR, excludes="data"),
             path_flag(
                 "input_data",
@@ -265,13 +254,11 @@ COMMANDS = {
             ),
             Flag("output", "extract.output", metavar="PATH"),
             Flag("extract_mode", "extract.mode"),
-            Flag("format", "extract.format"),
-            Flag("max_samples", "extract.max_samples"),
+            *settings("extract", "format", "max_samples"),
             replace(BATCH_SIZE, help="Cells in one network call.", default=AS_TRAINED),
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,
-            VERBOSE,
         ],
     ),
     "upload": Command(
@@ -298,24 +285,18 @@ COMMANDS = {
             ),
             switch("private", "Make the repository private."),
             Flag("token", help="Access token.", kind=str, default="the usual Hub login"),
-            VERBOSE,
         ],
     ),
     "simulate": Command(
         "Write a synthetic tissue as h5ad slices.",
         [
             path_flag("output_dir", "Folder to write.", required=True),
-            CONFIG,
-            SET,
-            Flag("cells", "simulation.cells"),
-            Flag("slices", "simulation.slices"),
-            Flag("genes", "simulation.genes"),
-            Flag("dims", "simulation.dims"),
+            *SETTINGS,
+            *settings("simulation", "cells", "slices", "genes", "dims"),
             Flag("common_frame", "simulation.common_frame", value=True),
             Flag("panel_share", "simulation.panel_share"),
             OVERWRITE,
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "demo": Command(
@@ -323,17 +304,15 @@ COMMANDS = {
         [
             path_flag("output_dir", "Folder to write.", default=DEMO_DIR),
             *SEEDS,
-            VERBOSE,
         ],
     ),
     "info": Command(
-        "Print what the network of a config costs: parameters and arithmetic.",
+        "Print what a network costs, in parameters and arithmetic: that of the settings, or with "
+        "--data_dir the one that `train` would choose for these data.",
         [
-            CONFIG,
-            SET,
+            *SETTINGS,
             Flag("num_genes", "model.num_genes", help="Genes of the data.", default="none"),
             DATA_DIR,
-            VERBOSE,
         ],
     ),
     "config": Command(
@@ -343,7 +322,10 @@ COMMANDS = {
             CONFIG,
             Flag("data_dir", "data.processed_data_dir", metavar="PATH", default="none"),
             Flag("gpus", "distributed.devices"),
-            VERBOSE,
         ],
     ),
+}
+# Every command can be asked for more words.
+COMMANDS = {
+    name: replace(command, flags=[*command.flags, VERBOSE]) for name, command in _COMMANDS.items()
 }

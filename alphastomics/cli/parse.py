@@ -5,10 +5,10 @@ schema; a flag that is not given leaves the file's value, and the file leaves th
 """
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,8 +18,14 @@ from pydantic.fields import FieldInfo
 from alphastomics.cli.flags import COMMANDS
 from alphastomics.cli.schema import Command, Flag
 from alphastomics.config import Config
-from alphastomics.config.file import document_fields, parse_document, read_document
-from alphastomics.config.message import choices, nearest_path
+from alphastomics.config.file import (
+    document_fields,
+    documented_defaults,
+    parse_document,
+    put,
+    read_document,
+)
+from alphastomics.config.message import choices, closest, nearest_path
 from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError
 
@@ -28,7 +34,7 @@ DEFAULT_CONFIG = Path("config.yaml")
 
 @dataclass(frozen=True)
 class Call:
-    """What the user asked for: a command, the settings, and the arguments that are no settings."""
+    """What the user asked for: a command, the settings, and what else the command takes."""
 
     command: str
     config: Config
@@ -36,6 +42,8 @@ class Call:
     given: frozenset[str]
 
 
+# What settings come from, and what `main` looks for: no command asks for them.
+OF_THE_PARSER = {"config", "set", "verbose"}
 # Values of version 0.1 that a setting no longer takes, and what to give instead.
 OLD_VALUES = {("sampling.estimator", "estimate"): "is now --estimator mean (the posterior mean)"}
 
@@ -45,7 +53,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print with its usage."""
-        raise InputError(message)
+        raise InputError(message.removeprefix("argument "))
 
 
 class FlagHelp(argparse.HelpFormatter):
@@ -83,7 +91,6 @@ def build_parser() -> OneLineParser:
 
 
 def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
-    fields = document_fields()
     groups: dict[str, Any] = {}
     for flag in command.flags:
         target: Any = parser
@@ -91,56 +98,60 @@ def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
             if flag.excludes not in groups:
                 groups[flag.excludes] = parser.add_mutually_exclusive_group()
             target = groups[flag.excludes]
-        options: dict[str, Any] = {"dest": flag.name, "help": flag_help(flag, fields)}
+        names = [f"--{spelling}" for spelling in flag.spellings]
+        options: dict[str, Any] = {"help": flag_help(flag), "default": argparse.SUPPRESS}
         if flag.is_switch:
-            options |= {"action": "store_true", "default": argparse.SUPPRESS}
+            options |= {"action": "store_true"}
         else:
-            options |= {
-                "default": argparse.SUPPRESS,
-                "required": flag.required,
-                "metavar": flag.metavar or _metavar(flag, fields),
-            }
+            options |= {"metavar": flag.metavar or _metavar(flag)}
+            if flag.kind is not None:
+                options |= {"type": partial(_read_value, flag)}
             if flag.many:
                 options |= {"nargs": "+", "action": "extend"}
         if flag.positional:
-            target.add_argument(flag.name, metavar=options["metavar"], help=options["help"])
-            continue
-        target.add_argument(*(f"--{spelling}" for spelling in flag.spellings), **options)
+            target.add_argument(flag.name, **options)
+        else:
+            target.add_argument(*names, dest=flag.name, required=flag.required, **options)
 
 
-def _metavar(flag: Flag, fields: dict[str, FieldInfo]) -> str:
-    if flag.path is None:
-        return "VALUE"
-    allowed = choices(fields[flag.path].annotation)
+def _read_value(flag: Flag, text: str) -> Any:
+    """Read the text of a flag that is no setting."""
+    refusal = argparse.ArgumentTypeError(f"expected {flag.expected}, got {text!r}")
+    assert flag.kind is not None
+    try:
+        value = flag.kind(text)
+    except ValueError as error:
+        raise refusal from error
+    if text == "" or (flag.minimum is not None and not value >= flag.minimum):
+        raise refusal
+    return value
+
+
+def _metavar(flag: Flag) -> str:
+    allowed = [] if flag.path is None else choices(document_fields()[flag.path].annotation)
     return "{" + ",".join(str(value) for value in allowed) + "}" if allowed else "VALUE"
 
 
-def flag_help(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+def flag_help(flag: Flag) -> str:
     """Return a flag's help with its default."""
-    if flag.help:
-        words = flag.help
-    else:
+    words = flag.help
+    if not words:
         assert flag.path is not None
-        words = str(fields[flag.path].description)
-    return f"{words} (default: {flag_default(flag, fields)})".replace("%", "%%")
+        words = str(document_fields()[flag.path].description)
+    return f"{words} (default: {flag_default(flag)})".replace("%", "%%")
 
 
-def flag_default(flag: Flag, fields: dict[str, FieldInfo]) -> str:
+def flag_default(flag: Flag) -> str:
     """Spell what happens when a flag is not given."""
     if flag.default is not None:
         return flag.default
     if flag.required:
         return "required"
+    default = False if flag.path is None else documented_defaults()[flag.path]
     if flag.is_switch:
-        if flag.path is None:
-            return "off"
-        default = fields[flag.path].default
-        # The one switch whose field is no true or false: attention is softmax, or linear.
-        state = default == "softmax" if flag.path.endswith("use_gated_attention") else default
-        return "on" if state == flag.value else "off"
+        return "on" if default == flag.value else "off"
     assert flag.path is not None
-    default = fields[flag.path].default
-    if is_auto(fields[flag.path]):
+    if is_auto(document_fields()[flag.path]):
         return "auto: follows the data"
     if default is None:
         return "none"
@@ -196,8 +207,8 @@ def _setting_hint(name: str, known: list[str]) -> str | None:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    meant = closest(word, known)
+    return f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
 
 
 def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
@@ -215,13 +226,13 @@ def _resolve(command: Command, arguments: argparse.Namespace) -> Config:
         if (flag.path, given) in OLD_VALUES:
             raise InputError(f"--{flag.spellings[-1]} {given}: {OLD_VALUES[flag.path, given]}")
         value = flag.value if flag.is_switch else from_text(given, fields[flag.path])
-        _put(document, flag.path, value)
+        put(document, flag.path, value)
         origins[flag.path] = f"--{flag.spellings[0]}"
     for text in getattr(arguments, "set", []):
         setting, value = read_setting(text, fields)
         if setting in origins:
             raise InputError(f"--set {text}: {setting} is given twice ({origins[setting]})")
-        _put(document, setting, value)
+        put(document, setting, value)
         origins[setting] = f"--set {setting}"
     _refuse_gate_without_attention(document, origins)
     return parse_document(document, str(path) if path else "command line", origins)
@@ -255,7 +266,7 @@ def from_text(text: str, field: FieldInfo) -> Any:
     try:
         return adapter.validate_strings(text, strict=False)
     except ValidationError:
-        return text
+        return {"true": True, "false": False}.get(text, text)
 
 
 def read_setting(text: str, fields: dict[str, FieldInfo]) -> tuple[str, Any]:
@@ -270,15 +281,6 @@ def read_setting(text: str, fields: dict[str, FieldInfo]) -> tuple[str, Any]:
     return path, from_text(value, fields[path])
 
 
-def _put(document: dict[str, Any], path: str, value: Any) -> None:
-    *sections, name = path.split(".")
-    for section in sections:
-        if not isinstance(document.get(section), dict):
-            document[section] = {}
-        document = document[section]
-    document[name] = value
-
-
 def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, str]) -> None:
     layer = document.get("TransformerLayer_setting") or {}
     asked = "TransformerLayer_setting.gate_type" in origins and layer["gate_type"] != "none"
@@ -290,30 +292,11 @@ def _refuse_gate_without_attention(document: dict[str, Any], origins: dict[str, 
 
 
 def _without_settings(command: Command, arguments: argparse.Namespace) -> argparse.Namespace:
-    """Keep the arguments that are no settings; those not given get None, or False for a switch."""
-    values = {}
-    for flag in command.flags:
-        if flag.path is None:
-            missing = False if flag.is_switch else None
-            text = getattr(arguments, flag.name, missing)
-            values[flag.name] = _read(flag, text)
-    return argparse.Namespace(**values)
-
-
-def _read(flag: Flag, text: Any) -> Any:
-    if text is None or isinstance(text, bool) or flag.kind is None:
-        return text
-    values = [_read_value(flag, part) for part in (text if flag.many else [text])]
-    return values if flag.many else values[0]
-
-
-def _read_value(flag: Flag, text: str) -> Any:
-    assert flag.kind is not None
-    refusal = f"--{flag.spellings[0]}: expected {flag.expected}, got {text!r}"
-    try:
-        value = flag.kind(text)
-    except ValueError as error:
-        raise InputError(refusal) from error
-    if text == "" or (flag.minimum is not None and not value >= flag.minimum):
-        raise InputError(refusal)
-    return value
+    """Keep what is left for the command; what is not given gets None, or False for a switch."""
+    return argparse.Namespace(
+        **{
+            flag.name: getattr(arguments, flag.name, False if flag.is_switch else None)
+            for flag in command.flags
+            if flag.path is None and flag.name not in OF_THE_PARSER
+        }
+    )

@@ -95,6 +95,19 @@ def split_name(text: str) -> str:
     return text
 
 
+def settings(section: str, *names: str) -> list[Flag]:
+    """Describe flags that have the names of the settings that they override."""
+    return [Flag(name, f"{section}.{name}") for name in names]
+
+
+def on_and_off(on: str, off: str, path: str, words_off: str, words_on: str = "") -> list[Flag]:
+    """Describe two switches that exclude each other: they set one setting to true and to false."""
+    return [
+        Flag(on, path, value=True, excludes=path, help=words_on),
+        Flag(off, path, value=False, excludes=path, help=words_off),
+    ]
+
+
 def switch(name: str, words: str) -> Flag:
     """Describe a switch that is no setting."""
     return Flag(name, help=words, value=True)

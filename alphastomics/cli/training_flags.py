@@ -1,6 +1,6 @@
 """The flags of `train`, and those that it shares with other commands."""
 
-from alphastomics.cli.schema import Flag, path_flag, switch
+from alphastomics.cli.schema import Flag, on_and_off, path_flag, settings, switch
 
 LOADING = "data.loading"
 LAYER = "TransformerLayer_setting"
@@ -16,59 +16,36 @@ SET = Flag(
     many=True,
     metavar="KEY=VALUE",
 )
+SETTINGS = [CONFIG, SET]
 DATA_DIR = Flag("data_dir", "data.processed_data_dir", metavar="PATH")
 BATCH_SIZE = Flag("batch_size", "training.batch_size")
 TRAINING = [
-    CONFIG,
-    SET,
+    *SETTINGS,
     DATA_DIR,
     BATCH_SIZE,
-    Flag("d_model", "model.d_model"),
-    Flag("n_layers", "model.n_layers"),
-    Flag("n_heads", "model.n_heads"),
-    Flag("dropout", "model.dropout"),
+    *settings("model", "d_model", "n_layers", "n_heads", "dropout"),
     Flag("weight_decay", "training.weight_decay"),
-    Flag("set_size", f"{LOADING}.set_size"),
-    Flag("set_draw", f"{LOADING}.set_draw"),
+    *settings(LOADING, "set_size", "set_draw"),
     Flag("logger", "logging.logger"),
     Flag("epochs", "training.max_epochs"),
     Flag("lr", "training.learning_rate"),
     Flag("training_mode", "training.mode"),
-    Flag(
+    *on_and_off(
         "use_gated_attention",
-        f"{LAYER}.use_gated_attention",
-        value=True,
-        excludes="attention",
-        help="Gated softmax attention.",
-    ),
-    Flag(
         "no_gated_attention",
         f"{LAYER}.use_gated_attention",
-        value=False,
-        excludes="attention",
-        help="The linear-attention baseline.",
+        "The linear-attention baseline.",
+        "Gated softmax attention.",
     ),
     Flag("gate_type", f"{LAYER}.gate_type"),
-    Flag("use_moe", f"{LAYER}.use_moe", value=True, excludes="moe"),
-    Flag(
-        "no_moe",
-        f"{LAYER}.use_moe",
-        value=False,
-        excludes="moe",
-        help="A dense feed-forward instead of experts.",
+    *on_and_off(
+        "use_moe", "no_moe", f"{LAYER}.use_moe", "A dense feed-forward instead of experts."
     ),
-    Flag("num_experts", f"{LAYER}.num_experts"),
-    Flag("moe_top_k", f"{LAYER}.moe_top_k"),
-    Flag("enable_masking", "masking.enable", value=True, excludes="masking"),
-    Flag(
-        "disable_masking",
-        "masking.enable",
-        value=False,
-        excludes="masking",
-        help="Plain diffusion, nothing hidden.",
+    *settings(LAYER, "num_experts", "moe_top_k"),
+    *on_and_off(
+        "enable_masking", "disable_masking", "masking.enable", "Plain diffusion, nothing hidden."
     ),
-    Flag("expression_mask_ratio", "masking.expression_mask_ratio"),
-    Flag("position_mask_ratio", "masking.position_mask_ratio"),
+    *settings("masking", "expression_mask_ratio", "position_mask_ratio"),
     Flag(
         "streaming",
         f"{LOADING}.streaming",
@@ -102,7 +79,6 @@ TRAINING = [
         help="Train in half precision: the same as --precision fp16.",
     ),
     Flag("precision", "training.precision", excludes="precision"),
-    Flag("strategy", "distributed.strategy"),
-    Flag("num_nodes", "distributed.num_nodes"),
+    *settings("distributed", "strategy", "num_nodes"),
     Flag("num_genes", "model.num_genes", help="Genes that the data must have."),
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from alphastomics.config import Config, Section
+from alphastomics.config.file import put
 from alphastomics.preprocessing.batch_loader import resolve_set_draw
 from alphastomics.preprocessing.holdout import Holdout, choose_holdout
 from alphastomics.preprocessing.schema import Metadata
@@ -147,7 +148,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         if key not in given:
             given[key] = value
             chosen[key] = Choice(key, value, f"{cells:,} cells in one frame")
-    config = _from_values(given)
+    config = _filled({}, given)
 
     def choose(key: str, value: Any, reason: str) -> Any:
         if key in given:
@@ -354,27 +355,12 @@ def set_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _from_values(values: dict[str, Any]) -> Config:
-    """Return settings of which only these values, by key, are set."""
-    document: dict[str, Any] = {}
-    for key, value in values.items():
-        section = document
-        *path, name = key.split(".")
-        for part in path:
-            section = section.setdefault(part, {})
-        section[name] = value
-    return Config.model_validate(document)
-
-
 def with_settings(config: Config, values: dict[str, Any]) -> Config:
     """Return the settings with some values, by key."""
+    return _filled(config.model_dump(), values)
+
+
+def _filled(document: dict[str, Any], values: dict[str, Any]) -> Config:
     for key, value in values.items():
-        sections: list[Any] = [config]
-        *path, name = key.split(".")
-        for part in path:
-            sections.append(getattr(sections[-1], part))
-        changed: Any = sections.pop().model_copy(update={name: value})
-        for part in reversed(path):
-            changed = sections.pop().model_copy(update={part: changed})
-        config = changed
-    return Config.model_validate(config.model_dump())
+        put(document, key, value)
+    return Config.model_validate(document)

@@ -2,14 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from alphastomics.config.section import (
-    AUTO,
     LARGEST_COUNT,
     RATIO_ROUNDING,
     Section,
     count,
+    setting,
     share,
     text,
 )
@@ -32,39 +32,39 @@ class PreprocessingConfig(Section):
     """From h5ad slices to Parquet shards."""
 
     normalize_position: Annotated[Literal[False], BeforeValidator(refuse_normalized_positions)] = (
-        Field(False, description="Always false: coordinates keep their original values on disk.")
+        setting(False, "Always false: coordinates keep their original values on disk.")
     )
-    scale: bool = Field(True, description="Standardise each gene within its slice.")
-    log_normalize: bool = Field(
-        True, description="Normalise each cell to a total of 1e4, then take log(1 + x)."
+    scale: bool = setting(True, "Standardise each gene within its slice.")
+    log_normalize: bool = setting(
+        True, "Normalise each cell to a total of 1e4, then take log(1 + x)."
     )
     position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
-    position_is_3d: bool = Field(
-        False, description="The coordinates have three columns, in one common frame."
+    position_is_3d: bool = setting(
+        False, "The coordinates have three columns, in one common frame."
     )
-    common_frame: bool = Field(
+    common_frame: bool = setting(
         False,
-        description="2D slices lie in one frame (aligned sections, an atlas), so that their "
+        "2D slices lie in one frame (aligned sections, an atlas), so that their "
         "positions can be compared; 3D positions always do.",
     )
-    z_spacing: float = Field(
-        10.0, gt=0, le=LARGEST_SPACING, description="For 2D slices: slice i gets z = i x z_spacing."
+    z_spacing: float = setting(
+        10.0, "For 2D slices: slice i gets z = i x z_spacing.", gt=0, le=LARGEST_SPACING
     )
     cell_type_key: str | None = text(None, "Column of obs that holds the cell types.")
     train_ratio: float = share(0.8, "Share of cells (or slices) for training.")
     val_ratio: float = share(0.1, "Share for validation; what is left over is for testing.")
     max_shard_size: int = count(100_000, "Cells in a Parquet shard at most.")
     max_cells_per_file: int = count(50_000, "Rows of a file held in memory at a time.")
-    split_by: Literal["cell", "slice"] = Field(
-        "cell", description="Split single cells, or whole slices, into train/validation/test."
+    split_by: Literal["cell", "slice"] = setting(
+        "cell", "Split single cells, or whole slices, into train/validation/test."
     )
-    layout: Literal["shuffled", "slice"] = Field(
+    layout: Literal["shuffled", "slice"] = setting(
         "shuffled",
-        description="Mix the cells of all slices, or keep a slice's cells together so that "
+        "Mix the cells of all slices, or keep a slice's cells together so that "
         "sets can be streamed slice by slice.",
     )
-    storage: Literal["dense", "sparse"] = Field(
-        "dense", description="Store a vector per cell, or lists of gene index and value."
+    storage: Literal["dense", "sparse"] = setting(
+        "dense", "Store a vector per cell, or lists of gene index and value."
     )
     workers: int = count(1, "Processes that work on slices side by side.")
 
@@ -83,23 +83,19 @@ class LoadingConfig(Section):
     """From Parquet shards to batches."""
 
     num_workers: int = count(4, "Threads that read batches ahead; 0 for none.", minimum=0)
-    streaming: bool = Field(
-        False,
-        description="Read shards as they are needed, not all at first.",
-        json_schema_extra=AUTO,
-    )
+    streaming: bool = setting(False, "Read shards as they are needed, not all at first.", auto=True)
     buffer_size: int = count(50_000, "Cells in the shuffle buffer of a streaming loader.")
     set_size: int | None = count(
         None,
         "Cells that attend to one another; null makes the whole batch one set.",
-        json_schema_extra=AUTO,
+        auto=True,
     )
-    set_draw: Literal["auto", "random", "slice", "patch"] = Field(
+    set_draw: Literal["auto", "random", "slice", "patch"] = setting(
         "auto",
-        description="Cells of a set: at random across slices of one frame, of one slice, or a "
+        "Cells of a set: at random across slices of one frame, of one slice, or a "
         "contiguous patch of one; auto never mixes slices without a common frame.",
     )
-    verify_checksums: bool = Field(True, description="Compare each shard with its sha256.")
+    verify_checksums: bool = setting(True, "Compare each shard with its sha256.")
 
 
 class DataConfig(Section):
@@ -114,18 +110,16 @@ class SimulationConfig(Section):
     """The synthetic tissue."""
 
     cells: int = count(2000, "Cells in each slice.")
-    slices: int = Field(4, ge=1, le=MOST_SLICES, description="Slices cut from the 3D volume.")
-    genes: int = Field(
-        200, ge=20, le=LARGEST_COUNT, description="Genes of the whole panel; at least 20."
+    slices: int = setting(4, "Slices cut from the 3D volume.", ge=1, le=MOST_SLICES)
+    genes: int = setting(200, "Genes of the whole panel; at least 20.", ge=20, le=LARGEST_COUNT)
+    dims: Literal[2, 3] = setting(
+        2, "Thin sections with in-plane coordinates, or slabs with 3D coordinates."
     )
-    dims: Literal[2, 3] = Field(
-        2, description="Thin sections with in-plane coordinates, or slabs with 3D coordinates."
-    )
-    common_frame: bool = Field(
+    common_frame: bool = setting(
         False,
-        description="2D sections lie in the atlas frame; else each is rotated, mirrored and "
+        "2D sections lie in the atlas frame; else each is rotated, mirrored and "
         "shifted at random, as on a slide, and has a sequencing depth of its own.",
     )
-    panel_share: float = Field(
-        1.0, gt=0, le=1, description="Share of the genes that each slice measures, drawn per slice."
+    panel_share: float = setting(
+        1.0, "Share of the genes that each slice measures, drawn per slice.", gt=0, le=1
     )

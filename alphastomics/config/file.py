@@ -1,12 +1,12 @@
 """The documented configuration file: YAML or a dict enters, a `Config` leaves, and the inverse.
 
-A document is the nested dict of the file. It differs from `Config` in the section
-`TransformerLayer_setting` alone: two keys there stand for one choice each of `LayerConfig`, and
-three are second names of settings in `model`.
+A document is the nested dict of the file. Its keys are the aliases of the schema's fields, where
+they have one, and their names; three more are second names of settings in `model`.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from alphastomics.config import Config, LayerConfig, Section
-from alphastomics.config.message import choices, expectation, nearest_path
+from alphastomics.config import Config, Section
+from alphastomics.config.message import choices, expectation, nearest_path, words_of
 from alphastomics.config.section import is_auto
 from alphastomics.errors import InputError, printable
 
@@ -28,9 +28,6 @@ SECOND_NAMES = {
     f"{LAYER_SECTION}.num_heads": "model.n_heads",
     f"{LAYER_SECTION}.dropout": "model.dropout",
 }
-# Name in the file -> name in LayerConfig, where they differ.
-RENAMED = {"use_gated_attention": "attention", "gate_type": "gate"}
-ATTENTION_OF = {True: "softmax", False: "linear"}
 MAX_NODES = 10_000  # keys and values of a file, with what its aliases stand for
 MAX_DEPTH = 8  # no documented key lies deeper than 3; a YAML anchor may contain itself
 
@@ -102,24 +99,30 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+@cache
 def document_fields() -> dict[str, FieldInfo]:
     """Return each documented key path, in order, with the field of the schema behind it."""
-    fields = {}
-    for path, field in _fields_of(Config, ""):
-        section, _, name = path.partition(".")
-        if section == "layer":
-            spelled = {inner: outer for outer, inner in RENAMED.items()}.get(name, name)
-            path = f"{LAYER_SECTION}.{spelled}"
-        fields[path] = field
+    fields = dict(_fields_of(Config, ""))
     return fields | {second: fields[first] for second, first in SECOND_NAMES.items()}
 
 
 def _fields_of(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _fields_of(field.annotation, f"{prefix}{name}.")
+            yield from _fields_of(field.annotation, f"{path}.")
         else:
-            yield f"{prefix}{name}", field
+            yield path, field
+
+
+def put(document: Document, path: str, value: Any) -> None:
+    """Put a value under its key path; what stands where a section belongs gives way."""
+    *sections, name = path.split(".")
+    for section in sections:
+        if not isinstance(document.get(section), dict):
+            document[section] = {}
+        document = document[section]
+    document[name] = value
 
 
 def parse_document(
@@ -193,7 +196,7 @@ def _keys_below(section: str, known: Mapping[str, FieldInfo]) -> str:
 
 
 def _inner_values(leaves: Document, source: str) -> Document:
-    """Map documented key paths to the nested values of `Config`."""
+    """Nest the values again, each under the setting's own name; what is `auto` is left out."""
     inner: Document = {}
     fields = document_fields()
     for path, value in leaves.items():
@@ -205,38 +208,12 @@ def _inner_values(leaves: Document, source: str) -> Document:
                 f"{source}: {path} ({value!r}) and {target} ({leaves[target]!r}) are one setting "
                 "with two values; keep one of the two keys, or make them equal"
             )
-        *sections, name = target.split(".")
-        if sections == [LAYER_SECTION]:
-            sections, name = ["layer"], RENAMED.get(name, name)
-            if name == "attention":
-                value = _attention(value, source)
-        node = inner
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
-    _drop_idle_gate(inner)
+        put(inner, target, value)
     return inner
 
 
 def _same(first: object, second: object) -> bool:
     return first == second and isinstance(first, bool) == isinstance(second, bool)
-
-
-def _attention(value: object, source: str) -> str:
-    if not isinstance(value, bool):
-        raise InputError(
-            f"{source}: {LAYER_SECTION}.use_gated_attention: expected true or false, "
-            f"got {value!r:.60}"
-        )
-    return ATTENTION_OF[value]
-
-
-def _drop_idle_gate(inner: Document) -> None:
-    """Give linear attention the gate it has, none, so that one model has one config."""
-    layer = inner.get("layer", {})
-    known_gate = layer.get("gate") in (None, *choices(LayerConfig.model_fields["gate"].annotation))
-    if layer.get("attention") == "linear" and known_gate:
-        layer["gate"] = "none"
 
 
 def _describe(
@@ -262,9 +239,6 @@ def _describe(
 def _document_path(location: tuple[int | str, ...], leaves: Document) -> str:
     """Return the documented path of an error, as the user spelled it."""
     names = [str(part) for part in location]
-    if names[:1] == ["layer"]:
-        spelled = {inner: outer for outer, inner in RENAMED.items()}
-        names = [LAYER_SECTION, *(spelled.get(name, name) for name in names[1:])]
     # A union adds the name of its branch to the location: cut it back to a documented path.
     fields = document_fields()
     while names and ".".join(names) not in fields and len(names) > 2:
@@ -283,32 +257,15 @@ def as_config(config: Config | Mapping[str, Any]) -> Config:
 
 def to_document(config: Config, *, only_set: bool = False) -> Document:
     """Return the document that reads back as `config`; on request without what was never set."""
-    document = _dump(config, only_set=only_set)
-    if only_set and "layer" not in document:
-        return document
-    layer = document.pop("layer")
-    documented = {}
-    if "attention" in layer:
-        documented["use_gated_attention"] = layer.pop("attention") == "softmax"
-    if "gate" in layer:
-        documented["gate_type"] = layer.pop("gate")
-    layer = {**documented, **layer}
-    return {**document, LAYER_SECTION: layer}
-
-
-def _dump(section: Section, *, only_set: bool) -> Document:
-    """Return the values of a section; `auto` for what follows from the data."""
-    values: Document = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        unset = name not in section.model_fields_set
-        if isinstance(value, Section):
-            inner = _dump(value, only_set=only_set)
-            if inner or not only_set:
-                values[name] = inner
-        elif not (only_set and unset):
-            values[name] = "auto" if unset and is_auto(field) else value
-    return values
+    given = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if only_set:
+        return given
+    document = config.model_dump(mode="json", by_alias=True)
+    was_set = _leaves(given, "config")
+    for path, field in document_fields().items():
+        if is_auto(field) and path not in was_set and path not in SECOND_NAMES:
+            put(document, path, "auto")
+    return document
 
 
 def to_yaml(config: Config) -> str:
@@ -320,13 +277,14 @@ def commented_yaml() -> str:
     """Return every documented key with its default and what it means: the project's config.yaml."""
     lines = ["# Every setting with its default. `alphastomics config` prints this file."]
     open_sections: list[str] = []
+    defaults = documented_defaults()
     for path, field in _in_section_order(document_fields()):
         *sections, name = path.split(".")
         for depth, section in enumerate(sections):
             if sections[: depth + 1] != open_sections[: depth + 1]:
                 lines += ([""] if depth == 0 else []) + [f"{'  ' * depth}{section}:"]
         open_sections = sections
-        value = _documented_default(path, field)
+        value = defaults[SECOND_NAMES.get(path, path)]
         setting = f"{'  ' * len(sections)}{name}: {yaml.safe_dump(value).splitlines()[0]}"
         lines.append(f"{setting:<42}# {_comment(path, field)}")
     return "\n".join(lines) + "\n"
@@ -338,10 +296,10 @@ def _in_section_order(fields: dict[str, FieldInfo]) -> list[tuple[str, FieldInfo
     return sorted(fields.items(), key=lambda item: sections.index(item[0].partition(".")[0]))
 
 
-def _documented_default(path: str, field: FieldInfo) -> Any:
-    if path == f"{LAYER_SECTION}.use_gated_attention":
-        return field.default == ATTENTION_OF[True]
-    return "auto" if is_auto(field) else field.default
+@cache
+def documented_defaults() -> Document:
+    """Return the default of each key path, as the file spells it."""
+    return _leaves(to_document(Config()), "defaults")
 
 
 def _comment(path: str, field: FieldInfo) -> str:
@@ -351,6 +309,6 @@ def _comment(path: str, field: FieldInfo) -> str:
     words = str(field.description)
     if is_auto(field):
         words += f" auto follows the data; without data it is {field.default!r}."
-    if not allowed or path == f"{LAYER_SECTION}.use_gated_attention":
+    if not allowed or words_of(field):
         return words
     return f"{words} [{' | '.join(allowed)}]"

@@ -33,16 +33,27 @@ def choices(annotation: Any) -> list[Any]:
     return list(get_args(annotation)) if get_origin(annotation) is Literal else []
 
 
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return what a misspelt word is most like; None where nothing comes near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
+def words_of(field: FieldInfo) -> str | None:
+    """Return a field's own words for what it takes, where its type does not say it."""
+    extra = field.json_schema_extra
+    return str(extra["expected"]) if isinstance(extra, dict) and "expected" in extra else None
+
+
 def expectation(field: FieldInfo, given: object = None) -> str:
     """Say in words what a field takes; for a misspelt choice also which one was meant."""
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "expected" in extra:
-        return str(extra["expected"])
+    own_words = words_of(field)
+    if own_words:
+        return own_words
     allowed = choices(field.annotation)
     if allowed:
         words = "one of: " + ", ".join(_spelled(value) for value in allowed)
-        close = difflib.get_close_matches(str(given), [str(value) for value in allowed], n=1)
-        return f"{words} (did you mean {close[0]}?)" if close else words
+        meant = closest(str(given), map(str, allowed))
+        return f"{words} (did you mean {meant}?)" if meant else words
     words, null, _ = _type_words(field.annotation).partition(" or null")
     return words + _bounds(field) + null + (" or auto" if is_auto(field) else "")
 
@@ -78,18 +89,17 @@ def nearest_path(path: str, known: Iterable[str]) -> str:
         return f"did you mean {COMMON_NAMES[name]}?"
     if not section:
         sections = list(dict.fromkeys(other.partition(".")[0] for other in paths))
-        near_section = difflib.get_close_matches(name, sections, n=1)
+        near_section = closest(name, sections)
         if near_section:
-            return f"did you mean the section {near_section[0]}?"
+            return f"did you mean the section {near_section}?"
     same_name = [other for other in paths if other.rpartition(".")[2] == name]
     cutoff = 0.0 if same_name else 0.6
-    close = difflib.get_close_matches(path, same_name or paths, n=1, cutoff=cutoff)
-    if not close:
+    meant = closest(path, same_name or paths, cutoff)
+    if meant is None:
         by_name = {other.rpartition(".")[2]: other for other in reversed(paths)}
-        near = difflib.get_close_matches(name, list(by_name), n=1, cutoff=0.7)
-        close = [by_name[near[0]]] if near else []
-    if close:
-        return f"did you mean {close[0]}?"
+        meant = by_name.get(closest(name, by_name, 0.7) or "")
+    if meant is not None:
+        return f"did you mean {meant}?"
     inside = [other for other in paths if section and other.startswith(f"{section}.")]
     listed = inside or list(dict.fromkeys(other.partition(".")[0] for other in paths))
     return f"known here: {', '.join(listed)}"

@@ -4,21 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from alphastomics.config.section import Section, count, text
+from alphastomics.config.section import Section, count, setting, text
 
 
 class DeepSpeedConfig(Section):
     """Settings of `strategy: deepspeed`."""
 
-    stage: Literal[1, 2, 3] = Field(2, description="ZeRO stage.")
+    stage: Literal[1, 2, 3] = setting(2, "ZeRO stage.")
 
 
 class FSDPConfig(Section):
     """Settings of `strategy: fsdp`."""
 
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = Field(
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = setting(
         "FULL_SHARD",
-        description="Shard weights, gradients and optimizer state, or keep weights gathered "
+        "Shard weights, gradients and optimizer state, or keep weights gathered "
         "between forward and backward.",
     )
 
@@ -26,13 +26,13 @@ class FSDPConfig(Section):
 class DistributedConfig(Section):
     """Devices of a run, and how training is distributed over them."""
 
-    strategy: Literal["auto", "ddp", "fsdp", "deepspeed"] = Field(
-        "auto", description="Parallel strategy; auto is ddp for several devices."
+    strategy: Literal["auto", "ddp", "fsdp", "deepspeed"] = setting(
+        "auto", "Parallel strategy; auto is ddp for several devices."
     )
     num_nodes: int = count(1, "Machines of the run.")
-    devices: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+    devices: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = setting(
         "auto",
-        description="GPUs on each machine; 0 is the CPU; auto is one GPU, or the CPU without one.",
+        "GPUs on each machine; 0 is the CPU; auto is one GPU, or the CPU without one.",
         json_schema_extra={"expected": "auto or a whole number of at least 0"},
     )
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
@@ -42,12 +42,10 @@ class DistributedConfig(Section):
 class ExtractConfig(Section):
     """How embeddings are extracted."""
 
-    mode: Literal["encoder", "transformer", "all_layers"] = Field(
-        "encoder", description="Which hidden state of a cell becomes its embedding."
+    mode: Literal["encoder", "transformer", "all_layers"] = setting(
+        "encoder", "Which hidden state of a cell becomes its embedding."
     )
-    format: Literal["npz", "pt", "h5", "h5ad"] = Field(
-        "npz", description="Format of the output file."
-    )
+    format: Literal["npz", "pt", "h5", "h5ad"] = setting("npz", "Format of the output file.")
     output: str = text("embeddings.npz", "Output file.")
     max_samples: int | None = count(None, "Cells to embed at most; null embeds all.")
 
@@ -55,8 +53,8 @@ class ExtractConfig(Section):
 class LoggingConfig(Section):
     """What a run writes down."""
 
-    logger: Literal["csv", "tensorboard", "wandb"] = Field(
-        "csv", description="Logger beside the CSV file, which is always written."
+    logger: Literal["csv", "tensorboard", "wandb"] = setting(
+        "csv", "Logger beside the CSV file, which is always written."
     )
     wandb_project: str = text("alphastomics", "Project name for Weights & Biases.")
     log_every_n_steps: int = count(10, "Steps between two logged values.")

@@ -6,55 +6,21 @@ How the documented YAML file and the flags map onto these classes is the task of
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from alphastomics.config.data import (
-    DataConfig,
-    LoadingConfig,
-    PreprocessingConfig,
-    SimulationConfig,
-)
-from alphastomics.config.run import (
-    DeepSpeedConfig,
-    DistributedConfig,
-    ExtractConfig,
-    FSDPConfig,
-    LoggingConfig,
-)
+from alphastomics.config.data import DataConfig, SimulationConfig
+from alphastomics.config.run import DistributedConfig, ExtractConfig, LoggingConfig
 from alphastomics.config.section import (
-    AUTO,
     LARGEST_COUNT,
     RATIO_ROUNDING,
     Section,
     count,
+    rate,
+    setting,
     share,
+    weight,
 )
 from alphastomics.tasks import Mode, tasks_of
-
-__all__ = [
-    "Config",
-    "DataConfig",
-    "DeepSpeedConfig",
-    "DiffusionConfig",
-    "DistributedConfig",
-    "ExtractConfig",
-    "FSDPConfig",
-    "LayerConfig",
-    "LoadingConfig",
-    "LoggingConfig",
-    "LossConfig",
-    "MaskingConfig",
-    "Mode",
-    "ModelConfig",
-    "Precision",
-    "PreprocessingConfig",
-    "SamplingConfig",
-    "Section",
-    "SeedConfig",
-    "SimulationConfig",
-    "Solver",
-    "TrainingConfig",
-]
 
 Precision = Annotated[
     Literal["auto", "bf16", "fp16", "32"],
@@ -62,16 +28,25 @@ Precision = Annotated[
     BeforeValidator(lambda value: "32" if value == 32 and not isinstance(value, bool) else value),
 ]
 Solver = Literal["ddim", "ddpm", "dpmpp"]
+MaskStrategy = Literal["random", "block", "structured"]
+# The file says true or false for these two attentions, and another one's name.
+ATTENTION_OF = {True: "softmax", False: "linear"}
+Attention = Annotated[
+    Literal["softmax", "linear"],
+    BeforeValidator(lambda value: ATTENTION_OF[value] if isinstance(value, bool) else value),
+    PlainSerializer(
+        lambda name: {known: flag for flag, known in ATTENTION_OF.items()}.get(name, name),
+        when_used="json",
+    ),
+]
 
 
 class SeedConfig(Section):
     """Where randomness starts."""
 
-    global_seed: int = Field(
-        42, ge=0, le=2**32 - 1, description="Seed of all random numbers of a run."
-    )
-    deterministic: bool = Field(
-        False, description="Refuse kernels whose result changes from run to run (slower on a GPU)."
+    global_seed: int = setting(42, "Seed of all random numbers of a run.", ge=0, le=2**32 - 1)
+    deterministic: bool = setting(
+        False, "Refuse kernels whose result changes from run to run (slower on a GPU)."
     )
 
 
@@ -79,40 +54,24 @@ class ModelConfig(Section):
     """Size of the denoiser."""
 
     num_genes: int | None = count(None, "Genes of the model; null takes the number from the data.")
-    d_model: int = count(256, "Width of the hidden state of a cell.", json_schema_extra=AUTO)
-    n_heads: int = count(
-        8, "Attention heads of a layer; must divide d_model.", json_schema_extra=AUTO
-    )
-    n_layers: int = count(6, "Transformer layers.", json_schema_extra=AUTO)
+    d_model: int = count(256, "Width of the hidden state of a cell.", auto=True)
+    n_heads: int = count(8, "Attention heads of a layer; must divide d_model.", auto=True)
+    n_layers: int = count(6, "Transformer layers.", auto=True)
     d_ff: int | None = count(None, "Width of the feed-forward part; null is 4 x d_model.")
-    dropout: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Share of activations dropped in training.",
-        json_schema_extra=AUTO,
-    )
-    input_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of given expression values dropped in training.",
-        json_schema_extra=AUTO,
+    dropout: float = rate(0.1, "Share of activations dropped in training.", auto=True)
+    input_dropout: float = rate(
+        0.0, "Share of given expression values dropped in training.", auto=True
     )
     smoothing_rounds: int = count(
         0,
         "Rounds of averaging given expression over its nearest neighbours in expression; 0: none.",
         minimum=0,
-        json_schema_extra=AUTO,
+        auto=True,
     )
     smoothing_neighbours: int = count(15, "Nearest neighbours that each round averages.")
     smoothing_components: int = count(30, "Principal components in which neighbours are found.")
-    smoothing_dropout: float = Field(
-        0.2,
-        ge=0,
-        lt=1,
-        description="Share of smoothed expression values dropped in training.",
-        json_schema_extra=AUTO,
+    smoothing_dropout: float = rate(
+        0.2, "Share of smoothed expression values dropped in training.", auto=True
     )
 
     @model_validator(mode="after")
@@ -134,35 +93,44 @@ class ModelConfig(Section):
 class LayerConfig(Section):
     """What a transformer layer is made of: `TransformerLayer_setting` in the file."""
 
-    attention: Literal["softmax", "linear"] = Field(
+    attention: Attention = setting(
         "softmax",
-        description="Gated softmax attention (true) or the linear-attention baseline (false).",
+        "Gated softmax attention (true) or the linear-attention baseline (false).",
+        alias="use_gated_attention",
+        json_schema_extra={"expected": "true or false, or the name of an attention"},
     )
-    gate: Literal["headwise", "elementwise", "none"] = Field(
-        "headwise", description="Gate on each head's output; counts with softmax attention only."
+    gate: Literal["headwise", "elementwise", "none"] = setting(
+        "headwise",
+        "Gate on each head's output; counts with softmax attention only.",
+        alias="gate_type",
     )
-    use_qk_norm: bool = Field(True, description="RMSNorm on the queries and keys of each head.")
-    use_moe: bool = Field(False, description="Mixture of experts in place of the feed-forward.")
+    use_qk_norm: bool = setting(True, "RMSNorm on the queries and keys of each head.")
+    use_moe: bool = setting(False, "Mixture of experts in place of the feed-forward.")
     num_experts: int = count(4, "Experts of a layer.")
     moe_top_k: int = count(2, "Experts that a cell is assigned to; at most num_experts.")
-    moe_expert_size: Literal["split", "full"] = Field(
-        "split", description="Hidden width of an expert: d_ff / num_experts, or the full d_ff."
+    moe_expert_size: Literal["split", "full"] = setting(
+        "split", "Hidden width of an expert: d_ff / num_experts, or the full d_ff."
     )
-    moe_balance: Literal["loss", "bias"] = Field(
-        "loss", description="Balance experts by a loss, or by a bias on the router's logits."
+    moe_balance: Literal["loss", "bias"] = setting(
+        "loss", "Balance experts by a loss, or by a bias on the router's logits."
     )
-    moe_load_balance_loss_weight: float = Field(
-        0.01, ge=0, description="Weight of the load-balance loss in the total loss."
+    moe_load_balance_loss_weight: float = weight(
+        0.01, "Weight of the load-balance loss in the total loss."
     )
-    moe_z_loss_weight: float = Field(
-        0.0, ge=0, description="Weight of the router's z-loss; 0 leaves it out."
+    moe_z_loss_weight: float = weight(0.0, "Weight of the router's z-loss; 0 leaves it out.")
+    time_gate_modulation: bool = setting(
+        True, "Let the diffusion time shift the router's logits (no effect at start)."
     )
-    time_gate_modulation: bool = Field(
-        True, description="Let the diffusion time shift the router's logits (no effect at start)."
+    activation_checkpointing: bool = setting(
+        False, "Recompute activations in the backward pass: less memory, more time."
     )
-    activation_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass: less memory, more time."
-    )
+
+    @model_validator(mode="after")
+    def linear_has_no_gate(self) -> "LayerConfig":
+        """Give linear attention the gate it has, none, so that one model has one config."""
+        if self.attention == "linear":
+            object.__setattr__(self, "gate", "none")
+        return self
 
     @model_validator(mode="after")
     def enough_experts(self) -> "LayerConfig":
@@ -178,37 +146,37 @@ class LayerConfig(Section):
 class DiffusionConfig(Section):
     """The forward process."""
 
-    num_timesteps: int = Field(
-        1000, ge=2, le=1_000_000, description="Timesteps T of the schedule; sampling may use fewer."
+    num_timesteps: int = setting(
+        1000, "Timesteps T of the schedule; sampling may use fewer.", ge=2, le=1_000_000
     )
-    schedule: Literal["cosine"] = Field("cosine", description="Noise schedule.")
-    prediction_type: Literal["x0"] = Field("x0", description="What the network predicts.")
-    nu_expression: float = Field(
-        1.0, gt=0, le=100, description="Exponent of the clock of expression: t becomes t^nu."
+    schedule: Literal["cosine"] = setting("cosine", "Noise schedule.")
+    prediction_type: Literal["x0"] = setting("x0", "What the network predicts.")
+    nu_expression: float = setting(
+        1.0, "Exponent of the clock of expression: t becomes t^nu.", gt=0, le=100
     )
-    nu_position: float = Field(
-        1.0, gt=0, le=100, description="Exponent of the clock of position: t becomes t^nu."
+    nu_position: float = setting(
+        1.0, "Exponent of the clock of position: t becomes t^nu.", gt=0, le=100
     )
     equal_time_share: float = share(
         0.25,
         "Joint training: share of the sets whose two modalities have the same time.",
-        json_schema_extra=AUTO,
+        auto=True,
     )
     condition_share: float = share(
         0.5,
         "Joint training: share of the sets in which one of the modalities is given.",
-        json_schema_extra=AUTO,
+        auto=True,
     )
-    position_frame: Literal["predicted", "random", "registered"] = Field(
+    position_frame: Literal["predicted", "random", "registered"] = setting(
         "predicted",
-        description="Frame of positions in training: registered rotates slices onto one another "
+        "Frame of positions in training: registered rotates slices onto one another "
         "by expression, predicted asks the network, random is any.",
-        json_schema_extra=AUTO,
+        auto=True,
     )
     full_noise_share: float = share(
         0.5,
         "Share of the training sets with a given modality whose other one is all noise.",
-        json_schema_extra=AUTO,
+        auto=True,
     )
 
     @model_validator(mode="after")
@@ -226,97 +194,82 @@ class DiffusionConfig(Section):
 class TrainingConfig(Section):
     """How a model is trained."""
 
-    mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    batch_size: int = count(1024, "Cells in a training step, on each rank.", json_schema_extra=AUTO)
-    learning_rate: float = Field(
-        1.0e-4, gt=0, description="Peak learning rate of AdamW.", json_schema_extra=AUTO
-    )
-    weight_decay: float = Field(
-        1.0e-5, ge=0, description="Weight decay of AdamW.", json_schema_extra=AUTO
-    )
-    max_epochs: int = count(100, "Passes over the training cells.", json_schema_extra=AUTO)
+    mode: Mode = setting("joint", "What is generated: both, positions, or expression.")
+    batch_size: int = count(1024, "Cells in a training step, on each rank.", auto=True)
+    learning_rate: float = setting(1.0e-4, "Peak learning rate of AdamW.", auto=True, gt=0)
+    weight_decay: float = weight(1.0e-5, "Weight decay of AdamW.", auto=True)
+    max_epochs: int = count(100, "Passes over the training cells.", auto=True)
     position_head_updates: int = count(
         4000,
         "Updates of the networks that expect a position from expression alone.",
-        json_schema_extra=AUTO,
+        auto=True,
     )
-    precision: Precision = Field(
-        "auto", description="Number format of the arithmetic; auto is bf16 on a GPU, 32 on a CPU."
+    precision: Precision = setting(
+        "auto", "Number format of the arithmetic; auto is bf16 on a GPU, 32 on a CPU."
     )
-    gradient_clip_val: float = Field(
-        1.0, ge=0, description="Largest gradient norm; larger ones are scaled down; 0 is no limit."
+    gradient_clip_val: float = weight(
+        1.0, "Largest gradient norm; larger ones are scaled down; 0 is no limit."
     )
     accumulate_grad_batches: int = count(1, "Batches whose gradients are added up for one update.")
-    early_stopping: bool = Field(
-        True, description="Stop when validation no longer improves.", json_schema_extra=AUTO
-    )
-    validate_every_n_epochs: int = count(
-        1, "Epochs between two validations.", json_schema_extra=AUTO
-    )
+    early_stopping: bool = setting(True, "Stop when validation no longer improves.", auto=True)
+    validate_every_n_epochs: int = count(1, "Epochs between two validations.", auto=True)
     patience: int = count(10, "Validations without improvement before stopping early.")
     warmup_share: float = share(0.05, "Share of the steps over which the learning rate rises.")
     final_lr_share: float = share(0.05, "Share of the peak learning rate left at the end.")
-    ema_decay: float = Field(
-        0.999, ge=0, lt=1, description="Decay of the averaged weights that are used and exported."
+    ema_decay: float = rate(0.999, "Decay of the averaged weights that are used and exported.")
+    on_nonfinite: Literal["stop", "skip"] = setting(
+        "stop", "A gradient that is not finite stops the run, or is skipped and counted."
     )
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
-        description="A gradient that is not finite stops the run, or is skipped and counted.",
-    )
-    compile: bool = Field(False, description="Compile the network with torch.compile.")
+    compile: bool = setting(False, "Compile the network with torch.compile.")
 
 
 class MaskingConfig(Section):
     """Masked diffusion: features hidden from the network, to be reconstructed."""
 
-    enable: bool = Field(False, description="Hide a share of the features after noising.")
+    enable: bool = setting(False, "Hide a share of the features after noising.")
     expression_mask_ratio: float = share(0.3, "Share of each cell's genes to hide.")
     position_mask_ratio: float = share(0.33, "Share of each cell's coordinates to hide.")
-    mask_strategy: Literal["random", "block", "structured"] = Field(
-        "random", description="Which features are hidden together."
-    )
-    reconstruction_weight: float = Field(
-        0.5, ge=0, description="Weight of the reconstruction loss on hidden entries."
+    mask_strategy: MaskStrategy = setting("random", "Which features are hidden together.")
+    reconstruction_weight: float = weight(
+        0.5, "Weight of the reconstruction loss on hidden entries."
     )
     masking_probability: float = share(1.0, "Share of the training sets that are masked at all.")
-    progressive_masking: bool = Field(False, description="Grow the ratios from 0 to their values.")
+    progressive_masking: bool = setting(False, "Grow the ratios from 0 to their values.")
     progressive_steps: int = count(10000, "Steps over which progressive masking grows.")
 
 
 class LossConfig(Section):
     """Weights of the loss terms."""
 
-    lambda_expression: float = Field(
-        1.0, ge=0, description="Weight of the expression loss.", json_schema_extra=AUTO
-    )
-    lambda_position: float = Field(1.0, ge=0, description="Weight of the position loss.")
-    position: Literal["distance", "aligned", "both"] = Field(
+    lambda_expression: float = weight(1.0, "Weight of the expression loss.", auto=True)
+    lambda_position: float = weight(1.0, "Weight of the position loss.")
+    position: Literal["distance", "aligned", "both"] = setting(
         "distance",
-        description="Error of distances, of positions after rigid alignment, or their sum.",
-        json_schema_extra=AUTO,
+        "Error of distances, of positions after rigid alignment, or their sum.",
+        auto=True,
     )
-    reflection: bool = Field(True, description="Allow mirror images when aligning.")
+    reflection: bool = setting(True, "Allow mirror images when aligning.")
 
 
 class SamplingConfig(Section):
     """How cells are generated."""
 
     num_steps: int = count(
-        50, "Network calls of a sample; at most diffusion.num_timesteps.", json_schema_extra=AUTO
+        50, "Network calls of a sample; at most diffusion.num_timesteps.", auto=True
     )
-    sampler: Solver = Field("ddim", description="Solver of the reverse.")
-    mode: Mode = Field("joint", description="What is generated: both, positions, or expression.")
-    estimator: Literal["mean", "sample"] = Field(
-        "mean", description="The posterior mean, or one sample from the posterior."
+    sampler: Solver = setting("ddim", "Solver of the reverse.")
+    mode: Mode = setting("joint", "What is generated: both, positions, or expression.")
+    estimator: Literal["mean", "sample"] = setting(
+        "mean", "The posterior mean, or one sample from the posterior."
     )
-    num_samples: int = Field(
-        4, ge=1, le=1000, description="Samples; their std is written beside the estimate."
+    num_samples: int = setting(
+        4, "Samples; their std is written beside the estimate.", ge=1, le=1000
     )
-    max_set_size: int = Field(
+    max_set_size: int = setting(
         65_536,
+        "Cells of a set at most; larger slices are sampled in chunks.",
         ge=2,
         le=LARGEST_COUNT,
-        description="Cells of a set at most; larger slices are sampled in chunks.",
     )
 
 
@@ -335,7 +288,7 @@ class Config(Section):
     extract: ExtractConfig = ExtractConfig()
     simulation: SimulationConfig = SimulationConfig()
     logging: LoggingConfig = LoggingConfig()
-    layer: LayerConfig = LayerConfig()
+    layer: LayerConfig = Field(LayerConfig(), alias="TransformerLayer_setting")
 
     @property
     def has_position_head(self) -> bool:

@@ -7,18 +7,35 @@ from pydantic.fields import FieldInfo
 
 LARGEST_COUNT = 2**53  # the largest range in which every whole number is also exact as a float
 RATIO_ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
-# Marks a field whose value, unless the user sets it, follows from the data (`config/auto.py`).
-AUTO: dict[str, Any] = {"auto": True}
 
 
-def count(default: int | None, description: str, minimum: int = 1, **extra: Any) -> Any:
+def setting(default: Any, description: str, *, auto: bool = False, **limits: Any) -> Any:
+    """Describe a field; what is `auto`, unless the user sets it, follows from the data.
+
+    `config/auto.py` resolves it.
+    """
+    marks = {"json_schema_extra": {"auto": True}} if auto else {}
+    return Field(default, description=description, **{**marks, **limits})
+
+
+def count(default: int | None, description: str, minimum: int = 1, *, auto: bool = False) -> Any:
     """Describe a field that holds a whole number of at least `minimum`."""
-    return Field(default, ge=minimum, le=LARGEST_COUNT, description=description, **extra)
+    return setting(default, description, auto=auto, ge=minimum, le=LARGEST_COUNT)
 
 
-def share(default: float, description: str, **extra: Any) -> Any:
+def share(default: float, description: str, *, auto: bool = False) -> Any:
     """Describe a field that holds a share: a number from 0 to 1."""
-    return Field(default, ge=0, le=1, description=description, **extra)
+    return setting(default, description, auto=auto, ge=0, le=1)
+
+
+def rate(default: float, description: str, *, auto: bool = False) -> Any:
+    """Describe a field that holds a share of what is never all: a number from 0 to below 1."""
+    return setting(default, description, auto=auto, ge=0, lt=1)
+
+
+def weight(default: float, description: str, *, auto: bool = False) -> Any:
+    """Describe a field that holds a number of at least 0."""
+    return setting(default, description, auto=auto, ge=0)
 
 
 def is_auto(field: FieldInfo) -> bool:
@@ -29,10 +46,13 @@ def is_auto(field: FieldInfo) -> bool:
 def text(default: str | None, description: str, **extra: Any) -> Any:
     """Describe a field that holds a text that is not empty."""
     extra = {"pattern": r"^[^\x00]+$", **extra}  # no file and no key has a NUL in its name
-    return Field(default, min_length=1, description=description, **extra)
+    return setting(default, description, min_length=1, **extra)
 
 
 class Section(BaseModel):
     """A group of settings: unknown keys, loose types, infinities and later changes are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # An alias is a field's documented name, where the code has a plainer one.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True
+    )

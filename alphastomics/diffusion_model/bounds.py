@@ -19,16 +19,20 @@ from alphastomics.attn_model.model import Model
 from alphastomics.config import Config
 from alphastomics.errors import InputError
 
-# What the zip reader raises on a damaged directory.
-ZIP_ERRORS = (
+# What torch and the zip reader raise on damaged files, beside the refusal to run anything.
+READ_ERRORS = (
     zipfile.BadZipFile,
-    OSError,
-    ValueError,
-    NotImplementedError,
-    LookupError,
-    struct.error,
-    OverflowError,
     RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+    OverflowError,
+    struct.error,
 )
 
 MOST_EXPANDED = 1 << 30  # bytes of a tensor that shows fewer stored ones several times
@@ -48,7 +52,7 @@ def require_bounded_archive(path: Path, kind: str, most_pickled: int) -> int:
             entries = archive.infolist()
     except InputError:
         raise
-    except ZIP_ERRORS as error:
+    except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read as {kind}: truncated or damaged") from error
     stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     if not stored or sum(entry.file_size for entry in entries) > path.stat().st_size:

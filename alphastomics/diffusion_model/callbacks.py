@@ -22,14 +22,6 @@ MONITORED = "val/loss"
 LOGGED_KEY = "logged_bytes"
 
 
-class RunInterrupted(Exception):
-    """A run was asked to stop, and has saved its state; `status` is the exit status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"interrupted (status {status})")
-        self.status = status
-
-
 def validation_follows(trainer: pl.Trainer) -> bool:
     """Say whether the epoch's validation comes next.
 
@@ -187,7 +179,7 @@ class StopOnRequest(Updates):
             if trainer.is_global_zero:
                 self.folder.mark("interrupted", step=trainer.global_step)
             logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)
-            raise RunInterrupted(128 + (self.received or signal.SIGTERM))
+            raise SystemExit(128 + (self.received or signal.SIGTERM))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the signals back."""

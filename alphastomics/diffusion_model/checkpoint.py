@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import pickle
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from alphastomics import __version__
 from alphastomics.config.file import parse_document, to_document
 from alphastomics.diffusion_model.bounds import (
     MOST_PICKLED,
+    READ_ERRORS,
     Shapes,
     require_bounded_archive,
     require_bounded_content,
@@ -32,7 +32,7 @@ from alphastomics.diffusion_model.bounds import (
     unfit,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.run_folder import checkpoint_of
+from alphastomics.diffusion_model.run_folder import checkpoint_of, read_record
 from alphastomics.diffusion_model.trainer_module import TrainerModule
 from alphastomics.errors import InputError
 from alphastomics.io.files import write_bytes, write_text
@@ -43,21 +43,6 @@ FORMAT = 1
 OWN_KEY, CHECKSUM_KEY = "alphastomics", "sha256"
 MODEL_PREFIX = "model."
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-
-# What torch raises on damaged files, beside the refusal to run anything.
-READ_ERRORS = (
-    RuntimeError,
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    MemoryError,
-    OverflowError,
-    struct.error,
-)
 
 
 def plain(value: Any, where: str = "checkpoint") -> Any:
@@ -215,6 +200,8 @@ def add_model_metadata(checkpoint: dict[str, Any], module: TrainerModule) -> Non
     assert isinstance(module, AlphaSTomicsModule)
     genes = module.genes or [f"gene_{number}" for number in range(module.model.num_genes)]
     checkpoint[OWN_KEY] = model_metadata(module, genes)
+    if isinstance(module.trainer.strategy.checkpoint_io, ChecksummedCheckpointIO):
+        return  # it adds the checksum when it writes
     try:
         content = plain(checkpoint)
     except TypeError as error:
@@ -275,7 +262,7 @@ def module_of(
     require_fitting(config, len(metadata["genes"]), shapes, path)
     module = kind(config, len(metadata["genes"]), position_scale=metadata["position_scale"])
     module.genes = list(metadata["genes"])
-    module.normalization = metadata["normalization"]
+    module.normalization = metadata.get("normalization")
     module.planar = metadata["flat"]
     module.training_digest = metadata.get("training_digest")
     return module.eval()
@@ -313,44 +300,31 @@ def import_weights(
         raise InputError(
             f"{path}: cannot be read as safetensors: it is truncated or damaged"
         ) from error
-    if tensors.keys() != module.average.state_dict().keys():
-        raise InputError(f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered")
     # The checksum was made in the network's own order, which the file does not keep.
     weights = {name: tensors[name] for name in module.average.state_dict()}
     if digest(weights) != checksum:
         raise InputError(
             f"{path}: altered since it was written: its content differs from its checksum"
         )
-    try:
-        for network in (module.average, module.model):
-            network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(
-            f"{path}: its weights do not fit {CONFIG_FILE}: one of them was altered"
-        ) from error
+    for network in (module.average, module.model):
+        network.load_state_dict(weights)
     return module, metadata["genes"]
 
 
 def read_model_metadata(path: Path) -> dict[str, Any]:
     """Read what exported weights say of themselves, or say what is wrong with it."""
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: it is damaged") from error
-    required = {"format", "config", "genes", "position_scale", "normalization", "flat"}
-    is_complete = isinstance(metadata, dict) and required <= metadata.keys()
-    if not is_complete or metadata["format"] != FORMAT:
+    if not path.is_file():
+        raise InputError(f"{path}: is missing beside {WEIGHTS_FILE}: copy the whole folder")
+    again = "copy it again, or export it again"
+    metadata = read_record(path, again)
+    if metadata.get("format") != FORMAT:
         raise InputError(
             f"{path}: not the metadata of a model that this version ({__version__}) reads"
         )
     if metadata.pop(CHECKSUM_KEY, None) != digest(metadata):
         raise InputError(
-            f"{path}: altered since it was written, or by a version before 0.2: its content "
-            "differs from its checksum; copy it again, or export it again"
+            f"{path}: altered, or exported by version 0.1.0, which wrote no checksum: its content "
+            f"differs from its checksum; {again}"
         )
     require_metadata(metadata, path)
     return metadata

@@ -4,7 +4,6 @@ model.safetensors has the averaged weights, config.json config, genes and scale,
 model was trained and how it scored, README.md the same for people to read. Nothing is pickled.
 """
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from alphastomics.diffusion_model.checkpoint import (
     load_module,
 )
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.run_folder import RunFolder, checkpoint_of, read_record
 from alphastomics.errors import InputError
 from alphastomics.io.files import write_text
 from alphastomics.io.hub import (
@@ -34,10 +34,9 @@ from alphastomics.io.hub import (
     markdown_table,
     plain_markdown,
 )
-from alphastomics.preprocessing.resume import CHECKSUM_KEY, unaltered, write_marker
+from alphastomics.preprocessing.resume import write_marker
 
 RECORD_FILE = "record.json"
-REPORT_FILE = "report.json"  # what `train` writes at the end of a run
 SHOWN_GENES = 20
 TRAINING_KEYS = ("steps", "epochs", "best_val_loss")
 NO_SCORES = (
@@ -59,34 +58,19 @@ class TrainedModel(NamedTuple):
 
 def read_model(path: Path) -> TrainedModel:
     """Read a model folder, a run folder or a checkpoint, with all that is written beside it."""
-    if (path / WEIGHTS_FILE).is_file():
-        module, genes = load_module(path)
-        record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).is_file() else {}
-        return TrainedModel(module, genes, record)
-    if path.is_dir():
-        path = best_of_finished_run(path)
     module, genes = load_module(path)
-    return TrainedModel(module, genes, record_beside(path))
-
-
-def best_of_finished_run(run: Path) -> Path:
-    """Return the best checkpoint of a finished run folder."""
-    report = run / REPORT_FILE
-    if not report.is_file():
-        raise InputError(
-            f"{run}: neither a model folder (no {WEIGHTS_FILE}) nor that of a finished run (no "
-            f"{REPORT_FILE}): name a checkpoint"
-        )
-    # By its name: the run may have been moved since.
-    return run / "checkpoints" / Path(str(read_record(report).get("best_checkpoint"))).name
+    kept = path / RECORD_FILE
+    if kept.is_file():
+        return TrainedModel(module, genes, read_record(kept))
+    return TrainedModel(module, genes, record_beside(checkpoint_of(path)))
 
 
 def record_beside(checkpoint: Path) -> dict[str, Any]:
     """Gather what `train` and `test` wrote near a checkpoint."""
     record: dict[str, Any] = {}
-    report = checkpoint.parent.parent / REPORT_FILE
-    if report.is_file():
-        summary = read_record(report)
+    summary_file = RunFolder(checkpoint.parent.parent).summary
+    if summary_file.is_file():
+        summary = read_record(summary_file)
         # The run's figures are those of its best checkpoint, not of any other.
         if Path(str(summary.get("best_checkpoint"))).name == checkpoint.name:
             record["training"] = {key: summary[key] for key in TRAINING_KEYS if key in summary}
@@ -94,23 +78,6 @@ def record_beside(checkpoint: Path) -> dict[str, Any]:
     if scores.is_file():
         record["scores"] = read_record(scores)
     return record
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Read a JSON file that has to be a mapping."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}: not JSON: it is damaged; remove it, or write it again"
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected keys and values; remove it, or write it again")
-    if not unaltered(content):
-        raise InputError(
-            f"{path}: altered: its content differs from its checksum; remove it, or write it again"
-        )
-    return {key: value for key, value in content.items() if key != CHECKSUM_KEY}
 
 
 def write_model(folder: Path, model: TrainedModel, name: str, licence: Licence) -> None:
@@ -129,7 +96,7 @@ def upload_model(
     Parameters
     ----------
     path
-        A checkpoint, the folder of a finished run, or a model folder.
+        A checkpoint, the folder of a run, or a model folder.
     repo_id
         Name of the model, as owner/name; made if there is none.
     private

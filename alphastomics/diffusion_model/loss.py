@@ -88,11 +88,7 @@ def aligned_loss(
 @torch.no_grad()
 def errors_of_sets(predicted: Cells, true: Cells, entries: Entries) -> Float[Tensor, "B 2"]:
     """Mean squared error of expression and of position of each set: for people to watch."""
-    mask = entries.node_mask
-    counted = mask[..., None].expand(true.expression.shape)
-    if entries.gene_mask is not None:
-        genes = entries.gene_mask if entries.gene_mask.ndim == 3 else entries.gene_mask[:, None]
-        counted = counted & genes
+    mask, counted = entries.node_mask, _counted_genes(entries, true.expression)
     expression = squared_error(predicted.expression, true.expression) * counted
     position = (centered(predicted.position, mask) - centered(true.position, mask)).square()
     cells = mask.sum(1).clamp(min=1)

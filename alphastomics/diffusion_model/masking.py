@@ -6,13 +6,15 @@ data: a gene in all cells of a set, as one panel lacks it, and all coordinates o
 dissociated cell lacks them. In each, the expected share of hidden entries is the ratio.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Generator, Tensor
 
-from alphastomics.config import MaskingConfig
+from alphastomics.config import MaskingConfig, MaskStrategy
+from alphastomics.tasks import POSITION
 
 
 class Hidden(NamedTuple):
@@ -22,43 +24,25 @@ class Hidden(NamedTuple):
     position: Tensor | None
 
 
-def uniform(shape: tuple[int, ...], generator: Generator | None, device: torch.device) -> Tensor:
-    """Draw from [0, 1) on the generator's device, so that one seed serves every device."""
-    draw_device = device if generator is None else generator.device
-    return torch.rand(shape, generator=generator, device=draw_device).to(device)
+Uniform = Callable[[tuple[int, ...]], Tensor]  # draws numbers of [0, 1) of a shape
 
 
-def random_mask(
-    shape: tuple[int, int, int], ratio: float, generator: Generator | None, device: torch.device
+def draw_mask(
+    strategy: MaskStrategy, shape: tuple[int, int, int], ratio: float, draw: Uniform, *, whole: bool
 ) -> Bool[Tensor, "B N F"]:
-    """Hide each entry with probability `ratio`."""
-    return uniform(shape, generator, device) < ratio
-
-
-def block_mask(
-    shape: tuple[int, int, int], ratio: float, generator: Generator | None, device: torch.device
-) -> Bool[Tensor, "B N F"]:
-    """Hide a run of entries of each cell: of length ratio x F, rounded up or down at random."""
+    """Draw the hidden entries of one modality; structured ones are `whole` cells, or columns."""
     num_sets, num_cells, width = shape
-    start = (uniform((num_sets, num_cells, 1), generator, device) * width).long()
-    # floor(r F + u) has the mean r F, whole number or not.
-    length = (ratio * width + uniform((num_sets, num_cells, 1), generator, device)).long()
-    offset = (torch.arange(width, device=device) - start) % width
-    return offset < length
-
-
-def structured_mask(
-    shape: tuple[int, int, int],
-    ratio: float,
-    generator: Generator | None,
-    device: torch.device,
-    *,
-    whole_cells: bool,
-) -> Bool[Tensor, "B N F"]:
-    """Hide whole columns of a set (genes), or whole rows (positions of cells)."""
-    num_sets, num_cells, width = shape
-    kept_shape = (num_sets, num_cells, 1) if whole_cells else (num_sets, 1, width)
-    return (uniform(kept_shape, generator, device) < ratio).expand(shape)
+    match strategy:
+        case "random":
+            return draw(shape) < ratio
+        case "structured":
+            kept = (num_sets, num_cells, 1) if whole else (num_sets, 1, width)
+            return (draw(kept) < ratio).expand(shape)
+        case "block":
+            start = (draw((num_sets, num_cells, 1)) * width).long()
+            # A run of length ratio x F: floor(r F + u) has the mean r F, whole number or not.
+            length = (ratio * width + draw((num_sets, num_cells, 1))).long()
+            return (torch.arange(width, device=start.device) - start) % width < length
 
 
 def grown_ratio(ratio: float, settings: MaskingConfig, step: int) -> float:
@@ -90,24 +74,21 @@ def draw_hidden(
     generator
         Source of randomness.
     """
-    device = expression.device
-    num_sets, num_cells, num_genes = expression.shape
-    if not settings.enable or not bool(
-        uniform((1,), generator, device) < settings.masking_probability
-    ):
+    # On the generator's device, so that one seed serves every device.
+    device = expression.device if generator is None else generator.device
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device).to(expression.device)
+
+    if not settings.enable or not bool(draw((1,)) < settings.masking_probability):
         return Hidden(None, None)
-    ratios = [
-        grown_ratio(ratio, settings, step)
-        for ratio in (settings.expression_mask_ratio, settings.position_mask_ratio)
-    ]
+    num_sets, num_cells, num_genes = expression.shape
     masks = []
-    for ratio, width, whole_cells in zip(ratios, (num_genes, 3), (False, True), strict=True):
-        shape = (num_sets, num_cells, width)
-        if settings.mask_strategy == "structured":
-            mask = structured_mask(shape, ratio, generator, device, whole_cells=whole_cells)
-        elif settings.mask_strategy == "block":
-            mask = block_mask(shape, ratio, generator, device)
-        else:
-            mask = random_mask(shape, ratio, generator, device)
-        masks.append(mask)
-    return Hidden(masks[0] & noised[:, 0, None, None], masks[1] & noised[:, 1, None, None])
+    for modality, (ratio, width) in enumerate(
+        ((settings.expression_mask_ratio, num_genes), (settings.position_mask_ratio, 3))
+    ):
+        shape, grown = (num_sets, num_cells, width), grown_ratio(ratio, settings, step)
+        # A gene is missing in all cells, as one panel lacks it; a cell lacks all coordinates.
+        mask = draw_mask(settings.mask_strategy, shape, grown, draw, whole=modality == POSITION)
+        masks.append(mask & noised[:, modality, None, None])
+    return Hidden(*masks)

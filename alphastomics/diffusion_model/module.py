@@ -318,10 +318,6 @@ class AlphaSTomicsModule(TrainerModule):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return f"slices {shown}" if names else "unnamed slices"
 
-    def planned_steps(self) -> int:
-        """Return how many updates the run will make."""
-        return int(self.trainer.estimated_stepping_batches)
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with a linear warm-up and a cosine decay to a share of the peak."""
         training = self.config.training
@@ -357,14 +353,7 @@ def learning_rate_factor(step: int, total: int, warmup: int, final: float) -> fl
 class MaskedDiffusionModule(AlphaSTomicsModule):
     """The same model with masked diffusion switched on, whatever the config says."""
 
-    def __init__(
-        self,
-        cfg: Config | Mapping[str, Any],
-        num_genes: int,
-        *,
-        position_scale: float | None = None,
-    ) -> None:
+    def __init__(self, cfg: Config | Mapping[str, Any], num_genes: int, **options: Any) -> None:
         config = as_config(cfg)
         masking = config.masking.model_copy(update={"enable": True})
-        config = config.model_copy(update={"masking": masking})
-        super().__init__(config, num_genes, position_scale=position_scale)
+        super().__init__(config.model_copy(update={"masking": masking}), num_genes, **options)

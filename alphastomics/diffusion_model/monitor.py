@@ -49,14 +49,14 @@ class Episodes:
     def __init__(self) -> None:
         self.active: set[str] = set()
 
-    def update(self, name: str, *, happening: bool, detail: str) -> float:
-        """Take the condition's state; return the flag to log."""
+    def update(self, name: str, *, happening: bool, detail: str) -> dict[str, float]:
+        """Take the condition's state; return the flag to log, under its name."""
         if happening and name not in self.active:
             self.active.add(name)
             logger.warning("%s (%s): %s", name, detail, ADVICE[name])
         elif not happening:
             self.active.discard(name)
-        return float(happening)
+        return {name: float(happening)}
 
 
 def norm_of(tensors: list[Tensor]) -> float:
@@ -142,14 +142,12 @@ class Monitor(pl.Callback):
             self.small_gradients = self.small_gradients + 1 if norm < GRADIENT_FLOOR else 0
             detail = f"norm {norm:.3g}"
             values["grad/moe_gate_grad_norm"] = norm
-            values["grad/moe_gate_grad_overflow"] = self.episodes.update(
-                "grad/moe_gate_grad_overflow", happening=norm > GRADIENT_CEILING, detail=detail
-            )
-            values["grad/moe_gate_grad_vanishing"] = self.episodes.update(
-                "grad/moe_gate_grad_vanishing",
-                happening=self.small_gradients >= LOOKS_BEFORE_WARNING,
-                detail=detail,
-            )
+            happening = {
+                "grad/moe_gate_grad_overflow": norm > GRADIENT_CEILING,
+                "grad/moe_gate_grad_vanishing": self.small_gradients >= LOOKS_BEFORE_WARNING,
+            }
+            for name, happens in happening.items():
+                values |= self.episodes.update(name, happening=happens, detail=detail)
         return values
 
     def modulation_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
@@ -161,12 +159,10 @@ class Monitor(pl.Callback):
         self.norms.append(norm)
         change = max(self.norms) - min(self.norms)
         frozen = len(self.norms) == LOOKS_BEFORE_WARNING and change <= UNCHANGED * norm
-        return values | {
-            "time_cond/modulation_l2_norm": norm,
-            "time_cond/frozen_warning": self.episodes.update(
-                "time_cond/frozen_warning", happening=frozen, detail=f"norm {norm:.3g}"
-            ),
-        }
+        values["time_cond/modulation_l2_norm"] = norm
+        return values | self.episodes.update(
+            "time_cond/frozen_warning", happening=frozen, detail=f"norm {norm:.3g}"
+        )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_args: Any
@@ -207,12 +203,11 @@ class Monitor(pl.Callback):
             "moe/expert_entropy_normalized": entropy,
             "moe/expert_usage_std": float(expert_use(counts).std(-1, correction=0).mean()),
             "moe/avg_aux_loss": float(torch.stack(list(balance)).mean()),
-            "moe/expert_collapse_warning": self.episodes.update(
-                "moe/expert_collapse_warning",
-                happening=entropy < ENTROPY_FLOOR,
-                detail=f"normalized entropy {entropy:.2f}",
-            ),
-        }
+        } | self.episodes.update(
+            "moe/expert_collapse_warning",
+            happening=entropy < ENTROPY_FLOOR,
+            detail=f"normalized entropy {entropy:.2f}",
+        )
 
     def gate_values(self, trainer: pl.Trainer, module: AlphaSTomicsModule) -> dict[str, float]:
         """Mean and std of the gates, over real cells, mean over layers and ranks."""
@@ -225,13 +220,11 @@ class Monitor(pl.Callback):
         moments = {"gate/activation_mean": mean, "gate/activation_std": std}
         values = mean_over_ranks(trainer, moments)
         overall = values["gate/activation_mean"]
-        return values | {
-            "gate/no_filtering_warning": self.episodes.update(
-                "gate/no_filtering_warning",
-                happening=overall > GATE_CEILING,
-                detail=f"mean {overall:.2f}",
-            ),
-        }
+        return values | self.episodes.update(
+            "gate/no_filtering_warning",
+            happening=overall > GATE_CEILING,
+            detail=f"mean {overall:.2f}",
+        )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the modulation's norm once an epoch."""

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from alphastomics.config import DiffusionConfig, Mode
+from alphastomics.geometry import centered
 from alphastomics.tasks import TASKS
 
 OFFSET = 0.008  # s of eq. 17: keeps the first steps from being too small to matter
@@ -45,10 +46,7 @@ def centered_noise(
     dtype: torch.dtype,
 ) -> Float[Tensor, "B N 3"]:
     """Draw standard noise on the real cells whose mean over them is zero; padding gets zeros."""
-    noise = draw_noise(shape, node_mask, generator, dtype)
-    count = node_mask.sum(1).clamp(min=1)[:, None, None]
-    mean = noise.sum(1, keepdim=True) / count
-    return (noise - mean) * node_mask[..., None]
+    return centered(draw_noise(shape, node_mask, generator, dtype), node_mask)
 
 
 def draw_noise(

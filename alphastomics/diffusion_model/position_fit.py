@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from alphastomics.attn_model.position_head import Ensemble, PositionHead
+from alphastomics.attn_model.position_head import Ensemble
 from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
@@ -67,11 +67,6 @@ def fit_position_head(
             torch.manual_seed(stream_seed(seed, number))
             fit_ensemble(ensemble, cells, updates, advance)
     head.cpu()
-    copy_head(head, module)
-
-
-def copy_head(head: PositionHead, module: AlphaSTomicsModule) -> None:
-    """Give the average the same head."""
     assert module.average.position_head is not None
     module.average.position_head.load_state_dict(head.state_dict())
 

@@ -6,10 +6,9 @@ does not change with the other sets of the batch, the number of ranks, or a resu
 
 import hashlib
 import os
-import random
 from typing import NamedTuple
 
-import numpy as np
+import lightning.pytorch as pl
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
@@ -43,12 +42,7 @@ def seed_everything(seed: int, *, deterministic: bool) -> None:
     deterministic
         Refuse kernels whose result changes from run to run.
     """
-    # Lightning's name: its worker_init_fn derives the seeds of loader processes from it.
-    os.environ["PL_GLOBAL_SEED"] = str(seed)
-    os.environ["PL_SEED_WORKERS"] = "1"
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - libraries that use numpy's global state are seeded too
-    torch.manual_seed(seed)
+    pl.seed_everything(seed, workers=True, verbose=False)
     if deterministic:
         # cuBLAS reads this when its first handle is made; without it torch raises on a GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -66,23 +66,28 @@ def register_slices(
     first = max(judges, key=lambda number: len(slices[number].position))
     grams = [x.T @ x for x in features]
     rotations = [np.eye(dims) for _ in slices]
+
+    def expected(number: int, others: Sequence[int]) -> Float64[np.ndarray, "N D"]:
+        """Where cells lie by a ridge regression of position on features, over other slices."""
+        gram = sum(grams[n] for n in others) + PENALTY * np.eye(len(grams[0]))
+        moment = sum(features[n].T @ (targets[n] @ rotations[n].T) for n in others)
+        return features[number] @ np.linalg.solve(gram, np.asarray(moment))
+
     known = {first}
     for step in range(ROUNDS):
         for number in sorted(judges, key=lambda n: -len(slices[n].position)):
             others = [n for n in (known if step == 0 else judges) if n != number]
             if number == first or not others:
                 continue
-            rotations[number] = _rotation(
-                targets[number],
-                features[number] @ _fit(grams, features, targets, rotations, others),
-            )
+            rotations[number] = _rotation(targets[number], expected(number, others))
             known.add(number)
-    fit = _fit(grams, features, targets, rotations, judges)
     for number in held_out:
-        rotations[number] = _rotation(targets[number], features[number] @ fit)
-    agreement = [
-        _agreement(number, grams, features, targets, rotations) for number in range(len(slices))
-    ]
+        rotations[number] = _rotation(targets[number], expected(number, judges))
+    agreement = []
+    for number in range(len(slices)):
+        others = [n for n in range(len(slices)) if n != number]
+        rotated = targets[number] @ rotations[number].T
+        agreement.append(_correlation(expected(number, others), rotated) if others else 1.0)
     whole = np.tile(np.eye(3), (len(slices), 1, 1))
     whole[:, :dims, :dims] = rotations
     return Registration(whole, np.array(agreement))
@@ -110,19 +115,6 @@ def _unit(position: Float[np.ndarray, "N D"]) -> Float64[np.ndarray, "N D"]:
     return centred / max(float(np.sqrt((centred**2).mean())), 1e-12)
 
 
-def _fit(
-    grams: Sequence[np.ndarray],
-    features: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-    rotations: Sequence[np.ndarray],
-    chosen: Sequence[int],
-) -> Float64[np.ndarray, "C D"]:
-    """Ridge regression of rotated positions on features, over some of the slices."""
-    gram = sum(grams[n] for n in chosen) + PENALTY * np.eye(len(grams[0]))
-    moment = sum(features[n].T @ (targets[n] @ rotations[n].T) for n in chosen)
-    return np.linalg.solve(gram, np.asarray(moment))
-
-
 def _rotation(
     source: Float64[np.ndarray, "N D"], target: Float64[np.ndarray, "N D"]
 ) -> Float64[np.ndarray, "D D"]:
@@ -131,18 +123,10 @@ def _rotation(
     return np.asarray(best_rotation(*pair, reflection=True))
 
 
-def _agreement(
-    number: int,
-    grams: Sequence[np.ndarray],
-    features: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-    rotations: Sequence[np.ndarray],
+def _correlation(
+    predicted: Float64[np.ndarray, "N D"], rotated: Float64[np.ndarray, "N D"]
 ) -> float:
-    others = [n for n in range(len(grams)) if n != number]
-    if not others:
-        return 1.0
-    predicted = features[number] @ _fit(grams, features, targets, rotations, others)
-    rotated = targets[number] @ rotations[number].T
+    """Correlate positions about their means, over cells and axes."""
     pair = [(part - part.mean(0)).ravel() for part in (predicted, rotated)]
     norms = float(np.linalg.norm(pair[0]) * np.linalg.norm(pair[1]))
     return float(pair[0] @ pair[1]) / norms if norms else 0.0

@@ -4,11 +4,8 @@ Everything that makes a resumed run another run than the one it goes on with is 
 before anything is written.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import BaseModel
 
 from alphastomics.config import Config
 from alphastomics.config.file import parse_document
@@ -101,26 +98,17 @@ def require_plain_states(content: dict[str, Any], shapes: dict[int, tuple[int, .
 
 def require_same_settings(known: Config, config: Config, path: Path) -> None:
     """Refuse to go on under other settings than those that the run began with."""
-    pairs: list[tuple[BaseModel, BaseModel, str, tuple[str, ...]]] = [
-        (known.seed, config.seed, "seed", ("global_seed",))
-    ]
-    pairs += [(getattr(known, name), getattr(config, name), name, ()) for name in SAME_SECTIONS]
-    pairs.append((known.training, config.training, "training", SAME_TRAINING))
-    for old, new, section, keys in pairs:
-        for name, before, now in _differences(old, new, section, keys):
+    keys: dict[str, tuple[str, ...]] = {"seed": ("global_seed",)}
+    keys |= {name: tuple(type(getattr(config, name)).model_fields) for name in SAME_SECTIONS}
+    keys |= {"training": SAME_TRAINING}
+    for section, key in ((section, key) for section, names in keys.items() for key in names):
+        before, now = (getattr(getattr(settings, section), key) for settings in (known, config))
+        if before != now:
             raise InputError(
-                f"{path}: its run has {name} {before!r}, but the settings say {now!r}: resume with "
-                "the config.yaml of its run folder, or start a new run under another --exp_name"
+                f"{path}: its run has {section}.{key} {before!r}, but the settings say {now!r}: "
+                "resume with the config.yaml of its run folder, or start a new run under another "
+                "--exp_name"
             )
-
-
-def _differences(
-    old: BaseModel, new: BaseModel, section: str, keys: tuple[str, ...]
-) -> Iterator[tuple[str, object, object]]:
-    """Yield the settings of a section that differ; those of `keys` alone where some are named."""
-    for key in keys or type(old).model_fields:
-        if getattr(old, key) != getattr(new, key):
-            yield f"{section}.{key}", getattr(old, key), getattr(new, key)
 
 
 def require_same_order(training: BatchLoader, before: Resumed, path: Path) -> None:

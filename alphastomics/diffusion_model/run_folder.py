@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ from alphastomics.config import Config
 from alphastomics.config.file import to_yaml
 from alphastomics.errors import InputError
 from alphastomics.io.files import output_folder, write_text
-from alphastomics.preprocessing.resume import unaltered
+from alphastomics.preprocessing.resume import CHECKSUM_KEY, unaltered
 
 LIBRARIES = ("torch", "lightning", "numpy", "pyarrow")
 WRITTEN = (
@@ -64,15 +64,18 @@ class RunFolder:
         """Return the file of everything that was logged."""
         return self.path / "metrics.csv"
 
+    @property
+    def summary(self) -> Path:
+        """Return what `train` writes at the end of a run."""
+        return self.path / "report.json"
+
     def exists(self) -> bool:
         """Say whether a run has begun here."""
         return (self.path / "status.json").is_file()
 
-    @contextmanager
-    def claimed(self, *, first: bool) -> Iterator[None]:
+    def claimed(self, *, first: bool) -> AbstractContextManager[None]:
         """Keep the folder to this run: its first rank holds it against every other process."""
-        with output_folder(self.path) if first else nullcontext():
-            yield
+        return output_folder(self.path) if first else nullcontext()
 
     @property
     def replaced(self) -> Path:
@@ -211,17 +214,10 @@ def best_checkpoint(folder: RunFolder) -> Path:
     """Return the checkpoint that a run holds for its best, or else its last."""
     if not folder.exists():
         raise InputError(f"{folder.path}: not the folder of a run (train makes one)")
-    summary = folder.path / "report.json"
-    if summary.is_file():
-        try:
-            record = json.loads(summary.read_text(encoding="utf-8"))
-            named = Path(record["best_checkpoint"])
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise damaged_summary(summary) from error
-        if not unaltered(record):
-            raise damaged_summary(summary)
+    if folder.summary.is_file():
+        summary = read_record(folder.summary, "name the checkpoint with --checkpoint")
         # By its name alone: the folder may have been moved since.
-        best = folder.checkpoints / named.name
+        best = folder.checkpoints / Path(str(summary.get("best_checkpoint"))).name
         if best.is_file():
             return best
     if not folder.last.is_file():
@@ -229,9 +225,17 @@ def best_checkpoint(folder: RunFolder) -> Path:
     return folder.last
 
 
-def damaged_summary(path: Path) -> InputError:
-    """Say that what a run wrote at its end cannot be relied on."""
-    return InputError(f"{path}: damaged; name the checkpoint with --checkpoint")
+def read_record(path: Path, advice: str = "remove it, or write it again") -> dict[str, Any]:
+    """Read keys and values that a run wrote, or say what to do about a damaged file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: not JSON; {advice}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: damaged: it holds no keys and values; {advice}")
+    if not unaltered(content):
+        raise InputError(f"{path}: damaged: its content differs from its checksum; {advice}")
+    return {key: value for key, value in content.items() if key != CHECKSUM_KEY}
 
 
 def checkpoint_of(path: Path) -> Path:

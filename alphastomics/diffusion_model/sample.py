@@ -26,7 +26,7 @@ from alphastomics.diffusion_model.noise import (
 from alphastomics.diffusion_model.solvers import SOLVERS, STEPS, Step, level
 from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered, moved_onto
-from alphastomics.tasks import TASKS
+from alphastomics.tasks import EXPRESSION, POSITION, TASKS
 
 CELLS_THAT_FIX_A_FRAME = 3
 _SAMPLING = SamplingConfig()
@@ -216,18 +216,20 @@ class _Run:
         """Say whether expression and positions are generated."""
         return self.task.generates_expression, self.task.generates_position
 
+    def draw(self, modality: int) -> Float[Tensor, "B N F"]:
+        """Draw noise of a modality's shape: that of positions is centred."""
+        (*sizes, num_genes), dtype = self.inner.expression.shape, self.inner.expression.dtype
+        if modality == POSITION:
+            return centered_noise((*sizes, 3), self.mask, self.generator, dtype)
+        return draw_noise((*sizes, num_genes), self.mask, self.generator, dtype)
+
     def start(self, noise: State | None) -> State:
         """Begin with noise for what is generated; what is given stays as it is."""
-        shape = tuple(self.inner.expression.shape)
-        dtype = self.inner.expression.dtype
         if noise is None:
-            noise = State(
-                draw_noise(shape, self.mask, self.generator, dtype),
-                centered_noise((*shape[:2], 3), self.mask, self.generator, dtype),
-            )
+            noise = State(self.draw(EXPRESSION), self.draw(POSITION))
         else:
             kept = noise.expression * self.mask[..., None], centered(noise.position, self.mask)
-            noise = State(*(part.to(dtype) for part in kept))
+            noise = State(*(part.to(self.inner.expression.dtype) for part in kept))
         return State(
             *(fresh if make else kept
               for fresh, kept, make in zip(noise, self.inner, self.generated, strict=True))
@@ -318,18 +320,13 @@ class _Run:
     ) -> State:  # fmt: skip
         """Go from time t to s < t, modality by modality."""
         settings = self.noise_model.settings
-        shape, dtype = tuple(noisy.expression.shape), noisy.expression.dtype
-        noise_of = (
-            partial(draw_noise, shape, self.mask, self.generator, dtype),
-            partial(centered_noise, (*shape[:2], 3), self.mask, self.generator, dtype),
-        )
         parts = []
         for index, nu in enumerate((settings.nu_expression, settings.nu_position)):
             if not self.generated[index]:
                 parts.append(noisy[index])
                 continue
             last = None if before is None else before[index]
-            step = Step(self.noise_model, nu, span, earlier, last, noise_of[index])
+            step = Step(self.noise_model, nu, span, earlier, last, partial(self.draw, index))
             parts.append(STEPS[solver](noisy[index], clean[index], step))
         return State(*parts)
 

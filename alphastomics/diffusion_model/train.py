@@ -16,7 +16,6 @@ from alphastomics.diffusion_model.advice import describe
 from alphastomics.diffusion_model.callbacks import (
     Keeper,
     Progress,
-    RunInterrupted,
     StopOnRequest,
     TimeSplit,
     save_last,
@@ -26,6 +25,7 @@ from alphastomics.diffusion_model.checkpoint import (
     export_weights,
     load_module,
 )
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
 from alphastomics.diffusion_model.position_fit import fit_position_head
 from alphastomics.diffusion_model.randomness import seed_everything
@@ -40,10 +40,8 @@ from alphastomics.diffusion_model.strategy import (
     quiet_other_ranks,
 )
 from alphastomics.diffusion_model.tracking import wandb_logger
-from alphastomics.diffusion_model.trained_module import TrainedModule
-from alphastomics.diffusion_model.trainer_module import scale_of_metadata
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.batch_loader import create_dataloaders, resolve_set_draw
+from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.resume import write_marker
@@ -114,46 +112,14 @@ def make_loggers(config: Config, folder: RunFolder, csv_log: CsvLog) -> list[Log
         ) from error
 
 
-def position_scale(config: Config, metadata: Metadata) -> float:
-    """Return what becomes 1 inside the model: the root mean square coordinate of a set.
-
-    A set drawn across slices extends as far as the whole dataset, one of a slice as far as slices.
-    """
-    scale = scale_of_metadata(metadata, mixed=mixes_slices(config, metadata))
-    assert scale is not None  # there are training cells: checked before
-    return scale
-
-
-def mixes_slices(config: Config, metadata: Metadata) -> bool:
-    """Say whether sets are drawn across slices."""
-    loading = config.data.loading
-    where = config.data.processed_data_dir
-    draw = resolve_set_draw(loading.set_draw, metadata, where, streaming=loading.streaming)
-    return draw == "random"
-
-
 def quiet_lightning() -> None:
     """Leave it to us to speak: tips and notes on hardware are not the user's concern."""
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def make_callbacks(
-    config: Config, folder: RunFolder, progress: Progress, keeper: Keeper, split: TimeSplit | None
-) -> list[pl.Callback]:
-    """Return the callbacks of a run, in the order in which they are called."""
-    return [
-        Monitor(config.logging.log_every_n_steps),
-        progress,
-        *([] if split is None else [split]),
-        keeper,
-        StopOnRequest(folder),
-        SanityCheck(),
-    ]
-
-
 def make_trainer(
-    config: Config, folder: RunFolder, callbacks: list[pl.Callback], csv_log: CsvLog
+    config: Config, folder: RunFolder, watching: Sequence[pl.Callback], csv_log: CsvLog
 ) -> pl.Trainer:
     """Set Lightning up for a run on this machine."""
     quiet_lightning()
@@ -170,7 +136,12 @@ def make_trainer(
             accumulate_grad_batches=config.training.accumulate_grad_batches,
             logger=make_loggers(config, folder, csv_log),
             log_every_n_steps=config.logging.log_every_n_steps,
-            callbacks=callbacks,
+            callbacks=[
+                Monitor(config.logging.log_every_n_steps),
+                *watching,
+                StopOnRequest(folder),
+                SanityCheck(),
+            ],
             plugins=[ChecksummedCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -186,7 +157,7 @@ def make_trainer(
 
 def make_loaders(
     config: Config, metadata: Metadata, trainer: pl.Trainer, holdout: Holdout | None
-) -> tuple[Any, Any]:
+) -> tuple[BatchLoader, BatchLoader]:
     """Return the loaders of training and validation for this rank."""
     loading = config.data.loading
     training, validation, _ = create_dataloaders(
@@ -239,22 +210,22 @@ def train(
     )
     keeper, progress, csv_log = Keeper(folder, config), Progress(), CsvLog(folder.metrics)
     split = TimeSplit() if request.profile else None
-    callbacks = make_callbacks(config, folder, progress, keeper, split)
+    watching = [progress, *([] if split is None else [split]), keeper]
     folder.recover_if_free()
     checkpoint = resume_path(request, folder)
     options = {"resume": request.resume is not None, "overwrite": request.overwrite}
     before = None if checkpoint is None else check_resume(checkpoint, config, metadata)
-    trainer = make_trainer(config, folder, callbacks, csv_log)
+    trainer = make_trainer(config, folder, watching, csv_log)
     quiet_other_ranks(trainer)
     first = trainer.is_global_zero
     with folder.claimed(first=first):
         if first:  # all that can be refused is, before anything is written
             folder.require_free(checkpoint, **options)
-        module = make_module(config, metadata)
+        seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
         training, validation = make_loaders(config, metadata, trainer, holdout)
+        module = make_module(config, training)
         if config.diffusion.position_frame == "registered":
             rotate_slices(module, training.reader, holdout, config.seed.global_seed)
-        module.num_batches = len(training)
         progress.total = training.num_cells * config.training.max_epochs
         if before is not None and checkpoint is not None:
             require_same_order(training, before, checkpoint)
@@ -270,32 +241,24 @@ def train(
             return conclude(trainer, folder, keeper, split)
 
 
-def make_module(config: Config, metadata: Metadata) -> TrainedModule:
-    """Build the network from the run's seed, and describe it and its data in the log."""
-    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
-    module = TrainedModule(
-        config, metadata.num_genes, position_scale=position_scale(config, metadata)
-    )
-    module.genes = metadata.genes
-    module.normalization = metadata.normalization.model_dump()
-    module.slice_names = [record.name for record in metadata.slices]
-    module.training_digest = metadata.training_digest
-    z_values = {record.z for record in metadata.slices}
-    module.planar = None not in z_values and (
-        len(z_values) == 1 or not mixes_slices(config, metadata)
-    )
-    describe(module, metadata, config.data.loading.set_size or config.training.batch_size)
+def make_module(config: Config, training: BatchLoader) -> AlphaSTomicsModule:
+    """Build the network, tell it what its data are, and describe both in the log."""
+    module = AlphaSTomicsModule(config, training.metadata.num_genes)
+    module.learn_from(training)
+    module.num_batches = len(training)
+    set_size = config.data.loading.set_size or config.training.batch_size
+    describe(module, training.metadata, set_size)
     return module
 
 
 def run_fit(
     trainer: pl.Trainer,
-    module: TrainedModule,
+    module: AlphaSTomicsModule,
     training: Any,
     validation: Any | None,
     checkpoint: Path | None,
 ) -> None:
-    """Train, and leave with the status of the signal where one stopped the run."""
+    """Train, and say what was wrong with the data or the checkpoint where that fails."""
     try:
         with warnings.catch_warnings():
             # That there are no validation cells was seen, and is in the report.
@@ -307,8 +270,6 @@ def run_fit(
                 ckpt_path=None if checkpoint is None else str(checkpoint),
                 weights_only=True,
             )
-    except RunInterrupted as stop:
-        raise SystemExit(stop.status) from stop
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise InputError(
             f"values inside the network are not finite at step {module.global_step}, epoch "
@@ -345,6 +306,6 @@ def conclude(
         summary["milliseconds_per_step"] = split.table()
     module, genes = load_module(best)
     summary["weights"] = str(export_weights(module, genes, folder.path / "export"))
-    write_marker(folder.path / "report.json", summary)
+    write_marker(folder.summary, summary)
     folder.mark("finished", step=trainer.global_step)
     return summary

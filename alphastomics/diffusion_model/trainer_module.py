@@ -16,10 +16,10 @@ from torch import Tensor
 
 from alphastomics.attn_model.model import Model
 from alphastomics.config import Config
+from alphastomics.diffusion_model.strategy import shard_model
 from alphastomics.errors import InputError
 from alphastomics.geometry import centered
 from alphastomics.preprocessing.batch_loader import BatchLoader
-from alphastomics.preprocessing.schema import Metadata
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)
@@ -30,15 +30,15 @@ def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def scale_of_metadata(metadata: Metadata, *, mixed: bool) -> float | None:
+def scale_of_loader(loader: BatchLoader) -> float | None:
     """Return the root mean square coordinate of the cells of a set, from the training split.
 
     A set drawn across slices extends as far as the whole dataset, one of a slice as far as slices.
     """
-    statistics = metadata.position_statistics
+    statistics = loader.metadata.position_statistics
     if statistics is None:
         return None
-    return statistics.scale if mixed else statistics.within_slice_scale
+    return statistics.scale if loader.draw.kind == "random" else statistics.within_slice_scale
 
 
 def scale_of_batch(batch: DataHolder) -> float | None:
@@ -61,6 +61,9 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
     average: Model
     # Both packages look for these, and take the other package's own for a user's.
     configure_sharded_model = val_dataloader = None  # type: ignore[assignment]
+    # Batches of an epoch, where they are known before Lightning asks its loader.
+    num_batches: int | None = None
+    has_begun = is_sharded = False
 
     def __init__(self, position_scale: float | None) -> None:
         super().__init__()
@@ -89,12 +92,12 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         """Keep the scale of positions; 1 where all cells lie in one point."""
         self.position_scale.fill_(1.0 if scale is None else scale)
         self.share_scale()
-        logger.info("position scale learned from the data: %.6g", float(self.position_scale))
 
     def require_scale(self, batch: DataHolder) -> None:
         """Learn the scale of positions from the first batch, unless it is known."""
         if not self.knows_scale:
             self.learn_scale(scale_of_batch(batch))
+            logger.info("position scale learned from a batch: %.6g", float(self.position_scale))
             # Lightning shows a few validation batches before training: they only stand in.
             attached = self._trainer is not None
             self.scale_is_provisional = attached and self.trainer.sanity_checking
@@ -111,21 +114,48 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.share_scale()
         return result
 
+    def planned_steps(self) -> int:
+        """Return how many updates the run will make.
+
+        Asking Lightning sets its loader up before a checkpoint's state can reach it, and a resumed
+        epoch would begin anew: a run of ours counts them from the length of the loader.
+        """
+        if self.num_batches is None:
+            return int(self.trainer.estimated_stepping_batches)
+        training = self.config.training
+        return training.max_epochs * -(-self.num_batches // training.accumulate_grad_batches)
+
+    def configure_model(self) -> None:
+        """Shard the network and its average when the strategy has a mesh of devices."""
+        mesh = getattr(self, "device_mesh", None)
+        if mesh is not None and not self.is_sharded:
+            full = self.config.distributed.fsdp.sharding_strategy == "FULL_SHARD"
+            shard_model(self.model, mesh["data_parallel"], reshard=full)
+            # No backward pass would shard the average again after a validation.
+            shard_model(self.average, mesh["data_parallel"], reshard=True)
+            self.is_sharded = True
+
+    def on_fit_start(self) -> None:
+        """Compile the network that is trained, where asked for; its weights stay where they are."""
+        if self.config.training.compile:
+            self.model.compile()
+
     def on_train_start(self) -> None:
-        """Learn from the loader's metadata, before the first training batch."""
+        """Learn from the loader's metadata; what fails from here on is not a checkpoint's fault."""
         if self.scale_is_provisional:
             self.position_scale.fill_(math.nan)
             self.scale_is_provisional = False
         self.learn_from(self.trainer.train_dataloader)
+        self.has_begun = True
 
     def learn_from(self, loader: Any) -> None:
         """Take genes, normalisation and scale from a loader of ours; nothing from any other."""
         if not isinstance(loader, BatchLoader):
             return
-        metadata, mixed = loader.metadata, loader.draw.kind == "random"
         if not self.knows_scale:
-            self.learn_scale(scale_of_metadata(metadata, mixed=mixed))
+            self.learn_scale(scale_of_loader(loader))
         if not self.genes:
+            metadata, mixed = loader.metadata, loader.draw.kind == "random"
             z_values = {record.z for record in metadata.slices}
             self.genes = metadata.genes
             self.normalization = metadata.normalization.model_dump()

@@ -30,21 +30,19 @@ def as_tensor(values: Float[Array, "..."]) -> Float[Tensor, "..."]:
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
-def checked_positions(
-    positions: Float[Array, "N D"], what: str, *, least: int
-) -> Float[Tensor, "N D"]:
-    """Return positions as float64, or refuse them: too few cells, or values that are no numbers.
+def checked(values: Float[Array, "N K"], what: str, *, least: int = 1) -> Float[Tensor, "N K"]:
+    """Return values as a tensor, or refuse them: too few cells, or values that are no numbers.
 
     Parameters
     ----------
-    positions
+    values
         One row a cell.
     what
         Their name in the message, such as "predicted positions".
     least
         Cells without which the metric is undefined.
     """
-    tensor = as_tensor(positions).double()
+    tensor = as_tensor(values)
     require_enough_cells(len(tensor), what, least=least)
     require_finite(torch.isfinite(tensor), what)
     return tensor
@@ -55,8 +53,8 @@ def position_pair(
 ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
     """Check predicted and true positions and bring both to the device of the truth."""
     require_same_shape(predicted, true, "positions")
-    truth = checked_positions(true, "true positions", least=least)
-    return checked_positions(predicted, "predicted positions", least=least).to(truth.device), truth
+    truth = checked(true, "true positions", least=least).double()
+    return checked(predicted, "predicted positions", least=least).double().to(truth.device), truth
 
 
 def require_same_shape(predicted: Array, true: Array, what: str) -> None:
@@ -115,23 +113,18 @@ def _cut(length: int, width: int, entries: int) -> list[slice]:
 def over_blocks(
     work: Callable[[list[slice]], T], blocks: list[slice], device: torch.device
 ) -> list[T]:
-    """Give each thread its share of the blocks, and return what each made; a GPU takes them all."""
-    if device.type != "cpu":
-        return [work(blocks)]
-    return in_threads(lambda share, num_shares: work(blocks[share::num_shares]))
-
-
-def in_threads(work: Callable[[int, int], T]) -> list[T]:
-    """Call `work(share, number of shares)` for every share, one in each of torch's threads.
+    """Give each thread its share of the blocks, and return what each made; a GPU takes them all.
 
     Meanwhile torch itself uses one thread for an operation: splitting up such small ones costs more
     than it saves, and on a busy machine a hundred times more.
     """
+    if device.type != "cpu":
+        return [work(blocks)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda share: work(share, threads), range(threads)))
+            return list(pool.map(lambda share: work(blocks[share::threads]), range(threads)))
     finally:
         torch.set_num_threads(threads)
 
@@ -139,7 +132,7 @@ def in_threads(work: Callable[[int, int], T]) -> list[T]:
 def squared_distances(
     rows: Float[Tensor, "M D"], columns: Float[Tensor, "N D"]
 ) -> Float[Tensor, "M N"]:
-    """Squared distance of every cell of `one` to every cell of `other`."""
+    """Squared distance of every cell of `rows` to every cell of `columns`."""
     # Axis by axis: products of matrices lose the digits of near cells' distance.
     total = (rows[:, 0, None] - columns[:, 0]).square_()
     for axis in range(1, rows.shape[1]):

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 from scipy.spatial import cKDTree
 from sklearn.compose import TransformedTargetRegressor
@@ -27,8 +27,7 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.arrays import (
     Array,
     as_tensor,
-    checked_positions,
-    require_finite,
+    checked,
     spans,
 )
 from alphastomics.evaluation.clusters import COMPONENTS, Labels
@@ -56,7 +55,7 @@ def shuffled(values: Float[Array, "N K"], generator: torch.Generator) -> Float[T
 
 def class_centroids(position: Float[Array, "N D"], labels: Labels) -> Float[Tensor, "N D"]:
     """Put each cell at the true centroid of its class in this slice: an oracle for cell types."""
-    points = checked_positions(position, "positions", least=1)
+    points = checked(position, "positions").double()
     names, number = np.unique(np.asarray(labels), return_inverse=True)
     if len(number) != len(points):
         raise InputError(f"labels: {len(number)} for {len(points)} cells. Give one label a cell.")
@@ -84,9 +83,10 @@ def regressed_positions(
     # Trees compute in float32, and a copy in float64 of 20,000 smoothed genes would fill a laptop.
     dtype = torch.float32 if regressor in SPLIT_FEATURES else torch.float64
     x, known_x = (
-        _finite(values, "expression", dtype) for values in (expression, training_expression)
+        checked(values, "expression").to(dtype).cpu().numpy()
+        for values in (expression, training_expression)
     )
-    y = _finite(training_position, "training positions")
+    y = _numbers(training_position, "training positions")
     model = TransformedTargetRegressor(
         _regressor(regressor, known_x.shape, seed), transformer=StandardScaler()
     )
@@ -132,11 +132,11 @@ def spatial_knn_mean(
 
     A gene that none of them measured gets its mean over all training cells.
     """
-    points = _finite(position, "positions")
+    points = _numbers(position, "positions")
     known = as_tensor(training_expression).cpu()
     measured = torch.as_tensor(training_measured).cpu().expand(known.shape)
     k = min(k, len(known))
-    tree = cKDTree(_finite(training_position, "training positions"))
+    tree = cKDTree(_numbers(training_position, "training positions"))
     _, near = tree.query(points, k=list(range(1, k + 1)))
     usual = _mean_of_genes(known, measured)
     parts = []
@@ -168,7 +168,7 @@ def tuned_num_neighbours(
     Each slice is predicted from the others; a single slice, each cell from its other cells. A
     candidate is left out where there are fewer cells than that.
     """
-    at = _finite(training_position, "training positions")
+    at = _numbers(training_position, "training positions")
     known = as_tensor(training_expression).float().cpu().numpy()
     of_slice = np.asarray(torch.as_tensor(training_slice).cpu())
     names, sizes = np.unique(of_slice, return_counts=True)
@@ -203,8 +203,8 @@ def closest_slice(
     The closest slice is the one whose nearest cells lie nearest on average: for a stack of sections
     that is the next one along z.
     """
-    points = _finite(position, "positions")
-    at = _finite(training_position, "training positions")
+    points = _numbers(position, "positions")
+    at = _numbers(training_position, "training positions")
     of_slice = np.asarray(torch.as_tensor(training_slice).cpu())
     best, gap = np.zeros(len(points), dtype=np.int64), np.inf
     for name in np.unique(of_slice):
@@ -215,11 +215,5 @@ def closest_slice(
     return as_tensor(training_expression).cpu()[torch.from_numpy(best)]
 
 
-def _finite(
-    values: Float[Array, "N K"], what: str, dtype: torch.dtype = torch.float64
-) -> Float[ndarray, "N K"]:
-    tensor = as_tensor(values)
-    if len(tensor) == 0:
-        raise InputError(f"{what}: there are no cells. Give at least one.")
-    require_finite(torch.isfinite(tensor), what)
-    return tensor.to(dtype).cpu().numpy()
+def _numbers(values: Float[Array, "N K"], what: str) -> Float64[ndarray, "N K"]:
+    return checked(values, what).double().cpu().numpy()

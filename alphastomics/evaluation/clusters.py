@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Int64
 from numpy import ndarray
 from scipy.optimize import linear_sum_assignment
@@ -25,7 +24,7 @@ from sklearn.metrics import (
 from sklearn.neighbors import KNeighborsClassifier
 
 from alphastomics.errors import InputError
-from alphastomics.evaluation.arrays import Array, as_tensor, require_enough_cells, require_finite
+from alphastomics.evaluation.arrays import Array, checked, require_enough_cells
 
 Labels = Sequence[object] | ndarray
 
@@ -72,7 +71,7 @@ def clustered(
     expression: Float[Array, "N G"], *, num_clusters: int, seed: int
 ) -> Int64[ndarray, " N"]:
     """Return the number of each cell's k-means cluster in the cells' principal components."""
-    values = _checked(expression, "expression", least=num_clusters)
+    values = checked(expression, "expression", least=num_clusters).float().cpu().numpy()
     means = KMeans(num_clusters, n_init=RESTARTS, random_state=seed)
     with warnings.catch_warnings():
         # Fewer different cells than clusters: a collapsed sample, which the score will show.
@@ -98,7 +97,7 @@ class TypedCells:
     def __init__(
         self, real: Float[Array, "M G"], real_labels: Labels, *, k: int, seed: int
     ) -> None:
-        known = _checked(real, "real expression", least=k)
+        known = checked(real, "real expression", least=k).float().cpu().numpy()
         self.pca = _fitted_pca(known, seed)
         self.names = np.unique(np.asarray(real_labels))
         self.classifier = KNeighborsClassifier(k).fit(
@@ -107,15 +106,8 @@ class TypedCells:
 
     def labels_of(self, generated: Float[Array, "N G"]) -> ndarray:
         """Label of the majority among the k real cells nearest to each generated cell."""
-        asked = _checked(generated, "generated expression", least=1)
+        asked = checked(generated, "generated expression").float().cpu().numpy()
         return np.asarray(self.classifier.predict(self.pca.transform(asked)))
-
-
-def _checked(expression: Float[Array, "N G"], what: str, *, least: int) -> Float32[ndarray, "N G"]:
-    values = as_tensor(expression)
-    require_enough_cells(len(values), what, least=least)
-    require_finite(torch.isfinite(values), what)
-    return values.float().cpu().numpy()
 
 
 def _fitted_pca(values: Float32[ndarray, "N G"], seed: int) -> PCA:

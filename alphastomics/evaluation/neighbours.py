@@ -8,6 +8,7 @@ which is 1 for a gene equal among neighbours, and -1 / (N - 1) on average withou
 in space. With such weights the inner sum is one sparse product: z times the mean of z around it.
 """
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +23,9 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.arrays import (
     ENTRIES_ON_CPU,
     Array,
-    as_tensor,
-    checked_positions,
+    checked,
     over_blocks,
     position_pair,
-    require_enough_cells,
-    require_finite,
     spans,
 )
 from alphastomics.evaluation.expression import gene_correlations
@@ -75,7 +73,7 @@ def knn_preservation(
 
 def spatial_neighbours(position: Float[Array, "N D"], *, k: int) -> Int64[Tensor, "N k"]:
     """Return the k nearest other cells of each cell, nearest first: the graph of Moran's I."""
-    points = checked_positions(position, "positions", least=1)
+    points = checked(position, "positions").double()
     _require_neighbours(len(points), k)
     at = points.cpu().numpy()
     _, index = cKDTree(at).query(at, k=k + 1, workers=torch.get_num_threads())
@@ -89,9 +87,7 @@ def morans_i(
     expression: Float[Array, "N G"], neighbours: Int64[Tensor, "N k"]
 ) -> Float64[Tensor, " G"]:
     """Moran's I of each gene; NaN for a gene that is constant, as in scanpy and squidpy."""
-    values = as_tensor(expression)
-    require_enough_cells(len(values), "expression", least=2)
-    require_finite(torch.isfinite(values), "expression")
+    values = checked(expression, "expression", least=2)
     graph = neighbours.to(values.device)
     result = torch.empty(values.shape[1], dtype=torch.float64, device=values.device)
 
@@ -147,26 +143,15 @@ def _reach(position: Float64[ndarray, "N D"], k: int) -> Reach:
 
 def _num_common(listed: Reach, other: Reach, cells: Int64[ndarray, " M"]) -> Int64[ndarray, " M"]:
     """Count the neighbours that the cells have in both, going through the lists of one."""
-    common = np.zeros(len(cells), dtype=np.int64)
-    # Cells with like many neighbours together: a crowd at one position must not widen all lists.
-    rank = np.argsort(listed.size[cells], kind="stable")
-    for part in _parts_of_bounded_size(listed.size[cells[rank]]):
-        own = cells[rank[part]]
-        # One more: the cell itself is in the list.
-        longest = list(range(1, int(listed.size[own[-1]]) + 2))
-        gap, index = listed.tree.query(listed.tree.data[own], k=longest)
-        near = (gap <= listed.radius[own, None]) & (index != own[:, None])
-        gap = np.linalg.norm(other.tree.data[index] - other.tree.data[own][:, None], axis=2)
-        common[rank[part]] = (near & (gap <= other.radius[own, None])).sum(1)
-    return common
-
-
-def _parts_of_bounded_size(size: Int64[ndarray, " M"]) -> list[slice]:
-    """Cut ascending sizes into parts whose lists, all as long as the last, stay within bounds."""
-    parts, start = [], 0
-    while start < len(size):
-        entries = (size[start:] + 1) * np.arange(1, len(size) - start + 1)
-        stop = start + max(1, int(np.searchsorted(entries, ENTRIES_ON_CPU, side="right")))
-        parts.append(slice(start, stop))
-        start = stop
-    return parts
+    # A part at a time: in a crowd at one position every list is long.
+    full = np.cumsum(listed.size[cells]) // ENTRIES_ON_CPU
+    common = [np.empty(0, dtype=np.int64)]
+    for own in np.split(cells, np.flatnonzero(np.diff(full)) + 1):
+        lists = listed.tree.query_ball_point(listed.tree.data[own], listed.radius[own])
+        near = np.fromiter(chain.from_iterable(lists), np.int64)
+        index = np.repeat(np.arange(len(own)), listed.size[own] + 1)  # the cell itself is in it
+        cell = own[index]
+        gap = np.linalg.norm(other.tree.data[near] - other.tree.data[cell], axis=1)
+        both = (gap <= other.radius[cell]) & (near != cell)
+        common.append(np.bincount(index[both], minlength=len(own)))
+    return np.concatenate(common)

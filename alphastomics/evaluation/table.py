@@ -6,6 +6,8 @@ Metrics are rows, methods columns; the best of each row is marked. Oracles, and 
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 
 from alphastomics.evaluation.methods import SHUFFLED, competes
 from alphastomics.evaluation.registry import metric_named
@@ -75,24 +77,12 @@ def _cell(value: float | None, is_best: bool) -> str:  # noqa: FBT001 - one of t
 
 
 def _header(mode: str, methods: Sequence[str]) -> list[str]:
-    """Break the methods' names into lines that fit their columns."""
-    names = [_wrapped(name) for name in methods]
-    height = max(map(len, names))
-    lines = []
-    for level in range(height):
-        first = mode if level == height - 1 else ""
-        parts = [[""] * (height - len(name)) + name for name in names]
-        columns = "".join(f"{part[level]:>{COLUMN_WIDTH - 1}} " for part in parts)
-        lines.append(f"{first:<{NAME_WIDTH}}{columns}".rstrip())
+    """Break the methods' names into lines that fit their columns, and end with the mode's line."""
+    names = [wrap(name, COLUMN_WIDTH - 1, break_long_words=False) for name in methods]
+    levels = [*zip_longest(*map(reversed, names), fillvalue="")][::-1]
+    first = [""] * (len(levels) - 1) + [mode]
+    lines = [
+        f"{word:<{NAME_WIDTH}}{''.join(f'{part:>{COLUMN_WIDTH - 1}} ' for part in level)}".rstrip()
+        for word, level in zip(first, levels, strict=True)
+    ]
     return [*lines, "-" * (NAME_WIDTH + COLUMN_WIDTH * len(methods))]
-
-
-def _wrapped(name: str) -> list[str]:
-    lines = [""]
-    for word in name.split():
-        joined = f"{lines[-1]} {word}".strip()
-        if len(joined) < COLUMN_WIDTH:
-            lines[-1] = joined
-        else:
-            lines.append(word)
-    return [line for line in lines if line]

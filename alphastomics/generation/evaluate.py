@@ -23,12 +23,14 @@ from alphastomics.evaluation.calibration import (
     envelope,
 )
 from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
+from alphastomics.evaluation.metric import NEIGHBOURS
+from alphastomics.evaluation.metrics_of_tissue import CALIBRATION_METRICS
 from alphastomics.evaluation.position import aligned
-from alphastomics.evaluation.registry import CALIBRATION_METRICS, NEIGHBOURS, values_of
-from alphastomics.evaluation.scores import (
+from alphastomics.evaluation.registry import (
     expression_scores,
     position_scores,
     type_scores,
+    values_of,
 )
 from alphastomics.generation.baselines import (
     TREE_CELLS,

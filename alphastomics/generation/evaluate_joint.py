@@ -22,8 +22,8 @@ from alphastomics.evaluation.methods import (
     SHUFFLED,
     SHUFFLED_GENES,
 )
-from alphastomics.evaluation.registry import NEIGHBOURS
-from alphastomics.evaluation.scores import tissue_scores
+from alphastomics.evaluation.metric import NEIGHBOURS
+from alphastomics.evaluation.registry import tissue_scores
 from alphastomics.evaluation.tissue import (
     Tissue,
     measured_part,

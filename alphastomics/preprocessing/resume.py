@@ -49,7 +49,7 @@ def checksum_holds(record: Any) -> bool:
 
 
 def unaltered(record: dict[str, Any]) -> bool:
-    """Tell whether a record is as it was written; one of a version before 0.2 has no checksum."""
+    """Tell whether a record is as it was written; one of version 0.1.0 has no checksum."""
     return CHECKSUM_KEY not in record or checksum_holds(record)
 
 

@@ -155,10 +155,8 @@ def brought_onto(
     true: Float[np.ndarray, "N D"],
 ) -> Float[np.ndarray, "N D"]:
     """Rotate points towards the most similar cells, centred on the slice."""
-    source, target = (torch.from_numpy(part).double() for part in (points, likes))
-    source = source - source.mean(0)
-    rotation = best_rotation(source, target - target.mean(0), reflection=True)
-    return (source @ rotation.T).float().numpy() + true.mean(0)
+    moved = aligned(points, likes, scale=False, reflection=True).float().numpy()
+    return moved - likes.mean(0) + true.mean(0)
 
 
 def denoising_path(
@@ -178,10 +176,7 @@ def denoising_path(
         noisy.append(arguments[1][0].cpu())
 
     hook = module.average.register_forward_pre_hook(keep_noisy)
-    scale, reflection = float(module.position_scale), module.config.loss.reflection
-    sampler = DiffusionSampler(
-        module.average, module.noise_model, position_scale=scale, reflection=reflection
-    )
+    sampler = DiffusionSampler(module, module.noise_model)
     true = torch.from_numpy(cells.position[rows])
     steps = min(settings.num_steps, PATH_STEPS)
     measured = torch.from_numpy(cells.measured[number]).to(device).expand(1, len(rows), -1)
@@ -202,7 +197,9 @@ def denoising_path(
     random = np.random.default_rng(stream_seed(seed, "report", "path"))
     shown = np.sort(random.permutation(len(rows))[:PATH_CELLS])
     frames = [
-        ((torch.stack(part).double() * scale) @ rotation.T + centre)[:, shown].float().numpy()
+        ((torch.stack(part).double() * sampler.position_scale) @ rotation.T + centre)[:, shown]
+        .float()
+        .numpy()
         for part in (noisy, clean)
     ]
     time = np.array(step_times(module.noise_model.num_timesteps, steps)[:-1])

@@ -1,6 +1,5 @@
 """The command `report`: a run's folder, or a checkpoint, and cells enter; one HTML file leaves."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,12 @@ from typing import Any
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.run_folder import RunFolder, best_checkpoint, checkpoint_of
+from alphastomics.diffusion_model.run_folder import (
+    RunFolder,
+    best_checkpoint,
+    checkpoint_of,
+    read_record,
+)
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.commands import (
@@ -153,13 +157,10 @@ def page_beside(scores: Path) -> Path:
 def read_scores(path: Path) -> Scores:
     """Read the scores that `test` wrote."""
     require_file(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON; give the file that `test` wrote") from error
-    scores = only_scores(content) if isinstance(content, dict) else {}
+    right = "give the file that `test` wrote"
+    scores = only_scores(read_record(path, right))
     if not scores:
-        raise InputError(f"{path}: holds no scores; give the file that `test` wrote")
+        raise InputError(f"{path}: holds no scores; {right}")
     return scores
 
 
@@ -186,7 +187,7 @@ def facts_of(
 ) -> list[tuple[str, str]]:
     """Say what was looked at, for the head of the page."""
     layer, size, sampling = module.config.layer, module.config.model, config.sampling
-    attention = "linear attention" if layer.attention == "linear" else f"{layer.gate} gate"
+    attention = f"{layer.attention} attention" if layer.gate == "none" else f"{layer.gate} gate"
     experts = f", {layer.num_experts} experts" if layer.use_moe else ""
     source = request.input_data.name
     number = len(cells.slice_names)

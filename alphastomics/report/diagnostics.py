@@ -3,17 +3,17 @@
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Generator, Tensor
+from torch import Tensor
 
 from alphastomics.attn_model.inspection import LayerRecord, record
 from alphastomics.config import Mode
+from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.noise import centered_noise, draw_noise
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.generation.cells import InputCells
-from alphastomics.geometry import centered
 from alphastomics.report.findings import Inside
 from alphastomics.tasks import TASKS
+from alphastomics.utils.dataholder import DataHolder
 
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 GATE_BINS = 25
@@ -53,21 +53,17 @@ def _look(
 ) -> list[LayerRecord]:
     """Record one forward pass; what the mode gives is at time 0."""
     assert cells.position is not None
-    device = module.position_scale.device
-    generator = Generator().manual_seed(stream_seed(seed, "report", "noise"))
-    mask = torch.ones(1, len(rows), dtype=torch.bool, device=device)
-    expression = torch.from_numpy(cells.expression[rows])[None].to(device)
-    coordinates = torch.from_numpy(cells.position[rows])[None].to(device)
-    position = (centered(coordinates.double(), mask) / module.position_scale).float()
+    expression, position = (
+        torch.from_numpy(part[rows])[None].to(module.position_scale.device)
+        for part in (cells.expression, cells.position)
+    )
+    batch = DataHolder.of(expression, position, torch.ones_like(position[..., 0]).bool())
     step = round(time * module.noise_model.num_timesteps)
-    times = torch.tensor([TASKS[mode].noised(step)], device=device)
-    settings = module.config.diffusion
-    noise = draw_noise(tuple(expression.shape), mask, generator, torch.float32)
-    jitter = centered_noise(tuple(position.shape), mask, generator, torch.float32)
-    noisy = module.noise_model.noised(expression, noise, times[:, 0], settings.nu_expression)
-    moved = module.noise_model.noised(position, jitter, times[:, 1], settings.nu_position)
+    times = torch.tensor([TASKS[mode].noised(step)], device=position.device)
+    randomness = module.draw(batch, seed, "report")
+    randomness = randomness._replace(times=times, hidden=Hidden(None, None))
     with record(module.average, attention="received") as seen:
-        module.average(noisy, moved, module.noise_model.network_time(times, torch.float32), mask)
+        module.score(batch, randomness)
     return seen.layers
 
 

@@ -101,6 +101,17 @@ def chosen_genes(
     return np.array([*first, *rest][: max(capacity, len(first), 1)], dtype=np.int64)
 
 
+def ends_of(values: Float[np.ndarray, " N"]) -> tuple[float, float]:
+    """Return the 1st and 99th percentile: outliers must not take the colours from the rest."""
+    low, high = (float(end) for end in np.quantile(values, ENDS)) if len(values) else (0.0, 1.0)
+    return low, high if high > low else low + 1.0
+
+
+def leveled(values: Float[np.ndarray, " N"], low: float, high: float) -> np.ndarray:
+    """Round values to 8 bit levels between two ends."""
+    return np.round(np.clip((values - low) / (high - low), 0, 1) * LEVELS).astype(np.uint8)
+
+
 def gene_levels(
     true: Float32[np.ndarray, "N K"],
     others: dict[str, Float32[np.ndarray, "N K"]],
@@ -109,24 +120,16 @@ def gene_levels(
 ) -> list[dict[str, Any]]:
     """Pack genes as 8 bit levels; truth and predictions of a gene share their ends.
 
-    So equal colours are equal values. The ends are the truth's 1st and 99th percentile.
+    So equal colours are equal values. The ends are the truth's.
     """
     levels = []
     for column, name in enumerate(names):
         real = measured[:, column]
-        values = true[real, column]
-        low, high = (float(end) for end in np.quantile(values, ENDS)) if real.any() else (0.0, 1.0)
-        width = high - low if high > low else 1.0
-
-        def leveled(part: np.ndarray, low: float = low, width: float = width) -> np.ndarray:
-            scaled = np.clip((part - low) / width, 0, 1)
-            return np.round(scaled * LEVELS).astype(np.uint8)
-
-        truth = leveled(true[:, column])
-        truth[~real] = UNMEASURED
-        entry: dict[str, Any] = {"name": name, "low": low, "high": low + width}
+        ends = ends_of(true[real, column])
+        truth = np.where(real, leveled(true[:, column], *ends), UNMEASURED).astype(np.uint8)
+        entry: dict[str, Any] = {"name": name, "low": ends[0], "high": ends[1]}
         entry["true"] = packed(truth)
-        entry |= {part: packed(leveled(table[:, column])) for part, table in others.items()}
+        entry |= {part: packed(leveled(table[:, column], *ends)) for part, table in others.items()}
         levels.append(entry)
     return levels
 
@@ -264,13 +267,9 @@ def column_data(column: ObsColumn, rows: Int64[np.ndarray, " M"]) -> dict[str, A
     if column.names is not None:
         return {"name": column.name, "names": column.names, "codes": codes(values.astype(np.int64))}
     real = np.isfinite(values)
-    low, high = (
-        (float(end) for end in np.quantile(values[real], ENDS)) if real.any() else (0.0, 1.0)
-    )
-    width = high - low if high > low else 1.0
-    scaled = np.round(np.clip((np.where(real, values, low) - low) / width, 0, 1) * LEVELS)
-    level = np.where(real, scaled, UNMEASURED).astype(np.uint8)
-    return {"name": column.name, "low": low, "high": low + width, "levels": packed(level)}
+    low, high = ends_of(values[real])
+    level = np.where(real, leveled(np.where(real, values, low), low, high), UNMEASURED)
+    return {"name": column.name, "low": low, "high": high, "levels": packed(level.astype(np.uint8))}
 
 
 def predicted_position_data(

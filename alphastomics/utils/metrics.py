@@ -35,7 +35,7 @@ from alphastomics.evaluation.position import (
     rssd,
 )
 from alphastomics.evaluation.ranks import distance_spearman
-from alphastomics.evaluation.scores import chance_levels, expression_scores, position_scores
+from alphastomics.evaluation.registry import chance_levels, expression_scores, position_scores
 
 __all__ = [
     "ClusterScores",

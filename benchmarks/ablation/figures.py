@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from alphastomics.evaluation.registry import METRICS, Direction
+from alphastomics.evaluation.metric import Direction
+from alphastomics.evaluation.registry import METRICS
 
 
 class Figure(NamedTuple):

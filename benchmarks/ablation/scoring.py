@@ -12,11 +12,11 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.evaluation.distances import distance_mse
 from alphastomics.evaluation.expression import summary
+from alphastomics.evaluation.metric import NEIGHBOURS
 from alphastomics.evaluation.neighbours import knn_preservation
 from alphastomics.evaluation.position import procrustes
 from alphastomics.evaluation.ranks import distance_spearman
-from alphastomics.evaluation.registry import NEIGHBOURS
-from alphastomics.evaluation.scores import expression_scores, type_scores
+from alphastomics.evaluation.registry import expression_scores, type_scores
 from alphastomics.generation.cells import InputCells, read_processed
 from alphastomics.generation.evaluate import over_slices
 from alphastomics.generation.generate import generate

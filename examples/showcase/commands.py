@@ -99,9 +99,7 @@ def timed(act: Callable[[], Result]) -> tuple[Result, float]:
 
 def prepared(config: Config, folder: Path) -> "Stage":
     """Make the data, an untrained module and a batch."""
-    from alphastomics.diffusion_model.train import position_scale
     from alphastomics.preprocessing.batch_loader import create_dataloaders
-    from alphastomics.preprocessing.folder import DataFolder
     from examples.showcase.parts import Stage, untrained
     from examples.synthetic import synthetic_folder
 
@@ -110,7 +108,6 @@ def prepared(config: Config, folder: Path) -> "Stage":
     data = config.data.model_copy(update={"processed_data_dir": str(processed)})
     devices = config.distributed.model_copy(update={"devices": 0})
     config = config.model_copy(update={"data": data, "distributed": devices})
-    metadata = DataFolder(processed).metadata()
     loading = config.data.loading
     loader, *_ = create_dataloaders(
         processed,
@@ -120,5 +117,5 @@ def prepared(config: Config, folder: Path) -> "Stage":
         set_draw=loading.set_draw,
         seed=config.seed.global_seed,
     )
-    module = untrained(config, metadata.num_genes, position_scale(config, metadata))
+    module = untrained(config, loader)
     return Stage(config, processed, module, next(iter(loader)))

@@ -25,6 +25,7 @@ from alphastomics.diffusion_model.loss import Cells, Entries
 from alphastomics.diffusion_model.masking import draw_hidden
 from alphastomics.diffusion_model.module import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.noise import centered_noise
+from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.utils.dataholder import DataHolder
 from examples.showcase.checks import Check, above, below, within
 
@@ -58,10 +59,12 @@ def seeded(config: Config) -> Iterator[None]:
         yield
 
 
-def untrained(config: Config, num_genes: int, scale: float) -> AlphaSTomicsModule:
-    """Return the module that a run begins with."""
+def untrained(config: Config, loader: BatchLoader) -> AlphaSTomicsModule:
+    """Return the module that a run on a loader's cells begins with."""
     with seeded(config):
-        return AlphaSTomicsModule(config, num_genes, position_scale=scale).eval()
+        module = AlphaSTomicsModule(config, loader.metadata.num_genes).eval()
+    module.learn_from(loader)
+    return module
 
 
 def forward_pass(stage: Stage) -> list[Check]:

@@ -114,9 +114,9 @@ def test_what_was_altered_is_refused(model, tmp_path):
         AlphaSTomics.load(flipped)
     with pytest.raises(InputError, match="truncated or damaged"):
         AlphaSTomics.load(altered("model.safetensors", lambda c: c[: len(c) // 2]))
-    with pytest.raises(InputError, match=r"config\.json: not JSON"):
+    with pytest.raises(InputError, match=r"config\.json: damaged: not JSON"):
         AlphaSTomics.load(altered("config.json", lambda c: c[:40]))
-    with pytest.raises(InputError, match=r"record\.json: not JSON"):
+    with pytest.raises(InputError, match=r"record\.json: damaged: not JSON"):
         AlphaSTomics.load(altered("record.json", lambda c: b"{"))
     with pytest.raises(InputError, match="differs from its checksum"):
         AlphaSTomics.load(
@@ -131,7 +131,7 @@ def test_what_was_altered_is_refused(model, tmp_path):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         AlphaSTomics.load(tmp_path / "none")
-    with pytest.raises(InputError, match="neither a model folder"):
+    with pytest.raises(InputError, match="is a folder, and of no model"):
         AlphaSTomics.load(tmp_path)
     with pytest.raises(InputError, match="no name on the Hub"):
         AlphaSTomics.from_pretrained(tmp_path / "none")
@@ -240,7 +240,7 @@ def test_figures_of_the_best_checkpoint_are_not_given_to_another(server, run_fol
 def test_what_is_no_model_is_refused_before_anything_is_sent(server, tmp_path, capsys):
     torch.save({"a": torch.zeros(2)}, tmp_path / "other.ckpt")
     for path, words in {
-        tmp_path: "neither a model folder",
+        tmp_path: "is a folder, and of no model",
         tmp_path / "other.ckpt": "not a checkpoint of AlphaSTomics",
         tmp_path / "none.ckpt": "no such checkpoint",
     }.items():

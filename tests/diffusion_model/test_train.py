@@ -166,6 +166,19 @@ def test_the_golden_loss_curve_has_not_moved(run):
     assert found == pytest.approx(json.loads(GOLDEN.read_text()), rel=1e-4)
 
 
+def test_info_costs_the_network_that_training_would_choose_or_says_that_it_does_not(
+    processed, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["info", "--data_dir", str(processed)]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["network"].startswith("2 layers of 96, that train would choose for")
+    assert main(["info", "--num_genes", str(planned["num_genes"])]) == 0
+    default = json.loads(capsys.readouterr().out)
+    assert default["network"].startswith("6 layers of 256, of the settings; what is auto")
+    assert default["parameters_total"] > planned["parameters_total"]
+
+
 def refused(processed, tmp_path, capsys, *flags: str, config: str = "") -> str:
     path = tmp_path / "config.yaml"
     path.write_text(config or "{model: {d_model: 16, n_heads: 2, n_layers: 2}}")

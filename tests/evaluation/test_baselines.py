@@ -154,7 +154,7 @@ def test_on_simulated_tissue_baselines_of_expression_beat_chance(tissue):
 
 def test_nothing_and_nan_are_refused():
     none, one = np.zeros((0, 2)), np.zeros((1, 2))
-    with pytest.raises(InputError, match="positions: there are no cells"):
+    with pytest.raises(InputError, match="positions: 0 cells, but"):
         closest_slice(none, one, one, np.zeros(1, dtype=np.int64))
     with pytest.raises(InputError, match="expression: 2 values are NaN"):
         regressed_positions(one * np.nan, one, one, regressor="knn", seed=0)

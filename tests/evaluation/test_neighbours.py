@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from alphastomics.errors import InputError
 from alphastomics.evaluation import arrays, neighbours
-from alphastomics.evaluation.scores import expression_scores
+from alphastomics.evaluation.registry import expression_scores
 from alphastomics.utils.metrics import (
     knn_preservation,
     moran_agreement,

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from alphastomics.evaluation.clusters import TypedCells
-from alphastomics.evaluation.scores import tissue_scores
+from alphastomics.evaluation.registry import tissue_scores
 from alphastomics.evaluation.tissue import (
     Tissue,
     gene_wasserstein,
