@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path as FilePath
 
 import numpy as np
+import pyarrow as pa
 
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import (
@@ -47,7 +48,7 @@ def made_up(points: int, genes: int) -> Findings:
         dims=2,
         slice_id=np.zeros(points, dtype=np.int64),
         slice_names=["slice"],
-        names=[str(number) for number in range(points)],
+        obs_name=pa.array([str(number) for number in range(points)]),
         cell_type=types[random.integers(0, 24, points)],
     )
     std = random.uniform(20, 80, points).astype(np.float32)

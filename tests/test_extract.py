@@ -248,7 +248,7 @@ REFUSED = {
     "--format h5 --output cells.npz": "leave --format out, or name the output cells.h5",
     "--format h5 --output embeddings.npz": "name the output embeddings.h5",
     "--output cells.csv": "must end in .npz, .pt, .h5",
-    "--output there.npz": "there.npz: exists; add --overwrite",
+    "--output there.npz": "there.npz: exists already; add --overwrite",
     "--output no/cells.npz": "there is no folder no; make it first",
     "--output folder.npz --overwrite": "folder.npz: is a folder",
     "--max_samples 0": "--max_samples",

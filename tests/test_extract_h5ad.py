@@ -14,9 +14,11 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.extract.folder import embedding
-from alphastomics.extract.h5ad import batch_of_set, moments_of, source_of, standardised
+from alphastomics.extract.h5ad import batch_of_set, moments_of
 from alphastomics.generation.cells import read_h5ad
 from alphastomics.main import main
+from alphastomics.preprocessing.normalize import standardized
+from alphastomics.preprocessing.query_fit import opened_query
 from tests.diffusion_model.conftest import tiny_config
 from tests.test_extract import processed_tissue
 
@@ -90,11 +92,12 @@ def test_a_file_read_in_ranges_is_normalised_as_one_read_whole(checkpoint, two_s
     monkeypatch.setattr("alphastomics.extract.h5ad.ROWS_AT_A_TIME", 17)
     module, genes = load_module(checkpoint)
     whole = read_h5ad(two_slices, genes, module.normalization, Config())
-    with source_of(two_slices, genes, module.normalization, Config()) as source:
-        moments = moments_of(source)
+    options = Config().data.preprocessing
+    with opened_query(two_slices, genes, module.normalization, options, 17) as query:
+        moments = moments_of(query)
         for row in (0, 50, 139):
-            values = source.values(row, row + 1)
-            one = standardised(values, moments[source.slice_id[row]], source.measured)
+            cell = query.reader.read(query.form, row, row + 1)
+            one = standardized(cell.sparse, moments[cell.slice_id[0]], query.measured)
             np.testing.assert_allclose(one[0], whole.expression[row], atol=1e-5)
 
 

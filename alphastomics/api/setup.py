@@ -21,7 +21,8 @@ from alphastomics.errors import InputError
 from alphastomics.io.h5ad import write_anndata
 from alphastomics.preprocessing.commands import MEASURED_Z
 from alphastomics.preprocessing.genes import require_unique
-from alphastomics.preprocessing.inspection import SAMPLE_KEYS, SLICE_KEY
+from alphastomics.preprocessing.inspection import SAMPLE_KEYS
+from alphastomics.preprocessing.reader import SLICE_KEY
 
 SETUP_KEY = "alphastomics_setup"
 POSITION, CELL_TYPE = "spatial", "cell_type"  # names in the temporary files

@@ -37,19 +37,14 @@ from alphastomics.errors import InputError
 from alphastomics.extract.files import OBSM_KEY, obsm_of
 from alphastomics.extract.folder import stored
 from alphastomics.extract.h5ad import embed_h5ad_cells
-from alphastomics.generation.cells import (
-    LEAST_CELLS,
-    Blank,
-    InputCells,
-    blank_cells,
-    require_enough,
-)
+from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import FrameFit, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_into
 from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
 from alphastomics.io.hub import connect
+from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
 _EXTRACT = ExtractConfig()

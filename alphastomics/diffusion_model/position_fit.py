@@ -19,8 +19,8 @@ from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.slice_preparation import smoothed_slice
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
+from alphastomics.preprocessing.cell_table import CellTable, joined_tables
 from alphastomics.preprocessing.memory import MemorySource
-from alphastomics.preprocessing.shard_reader import CellTable, joined_tables
 
 # Cells of a step of each network.
 BATCH = 256

@@ -12,10 +12,11 @@ from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.config import Config, ModelConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.registration import SliceCells, register_slices
+from alphastomics.preprocessing.cell_table import joined_tables
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import Smooth
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.preprocessing.shard_reader import ShardReader, joined_tables
+from alphastomics.preprocessing.shard_reader import ShardReader
 
 logger = logging.getLogger(__name__)
 

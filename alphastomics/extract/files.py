@@ -3,7 +3,6 @@
 `.npz`, `.pt` and `.h5` hold the same names; `.h5ad` has them where AnnData has its own.
 """
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,21 +17,13 @@ OBSM_KEY = "X_alphastomics"
 
 def write_npz(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:
     """Write a zip of plain arrays: `numpy.load` reads it without pickles."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, column in {"embedding": rows, **content}.items():
-            array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
-            write_entry(archive, f"{name}.npy", array)
-
-
-def write_entry(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
-    """Add an array to a zip, block by block."""
-    # An entry opened by its name has a fixed date: the same cells give the same bytes.
-    with archive.open(name, "w", force_zip64=True) as file:
-        header = np.lib.format.header_data_from_array_1_0(array)
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(array) if array.ndim else 1, BLOCK_ROWS):
-            block = array[start : start + BLOCK_ROWS] if array.ndim else array
-            file.write(block.tobytes())
+    arrays = {
+        name: column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
+        for name, column in content.items()
+    }
+    # numpy writes a mapped array in blocks, and an entry of the zip without its date.
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, embedding=rows, **arrays)
 
 
 def write_pt(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None:

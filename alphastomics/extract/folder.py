@@ -4,7 +4,6 @@ Every cell is given cleanly (both times 0) to the averaged network, in sets draw
 Rows are in the order of `cell_id`. They wait on the disk, not in memory, until the file is written.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import seed_everything
 from alphastomics.errors import InputError
 from alphastomics.extract.files import BLOCK_ROWS, WRITERS, Column
-from alphastomics.io.files import replacing, require_space, require_writable
+from alphastomics.io.files import replacing, require_output, require_space
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
@@ -33,6 +32,7 @@ from alphastomics.utils.dataholder import DataHolder
 
 LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers
 ExtractMode = Literal["encoder", "transformer", "all_layers"]
+Labels = dict[str, np.ndarray]  # numbers of each embedded cell, by their names in the file
 
 
 class ExtractRequest(NamedTuple):
@@ -56,50 +56,42 @@ class ExtractRequest(NamedTuple):
     input_data: Path | None = None
 
 
-class CellLabels(NamedTuple):
-    """What is known of each embedded cell: numbers, one a row."""
-
-    cell_id: np.ndarray
-    slice_id: np.ndarray
-    cell_type: np.ndarray
-    split: np.ndarray
-
-    def take(self, rows: Int64[np.ndarray, " N"]) -> "CellLabels":
-        """Return some rows, in the order asked for."""
-        return CellLabels(*(column[rows] for column in self))
-
-
 def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
     """Write an embedding per cell; return a summary."""
     output = chosen_output(config.extract, request.given)
-    require_target(output, overwrite=request.overwrite)
+    require_output(output, overwrite=request.overwrite)
     require_not_read(output, request.checkpoint, Path(config.data.processed_data_dir))
-    module, genes = load_module(request.checkpoint)
+    module, genes = loaded_module(config, request.checkpoint)
     folder = DataFolder(config.data.processed_data_dir)
     metadata = folder.metadata()
     require_same_genes(genes, metadata.genes, request.checkpoint, folder.where)
     counts = cells_to_embed(metadata, config.extract.max_samples, folder.where)
-    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch_size = config.training.batch_size if "batch_size" in request.given else None
-    loaders = make_split_loaders(module.config, metadata, config, batch_size, device)
+    loaders = make_split_loaders(module.config, metadata, config, batch_size, module.device)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         unordered, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
         mode = config.extract.mode
-        if mode == "encoder":
-            module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
-        shape, labels = embed_cells(module.to(device), mode, loaders, counts, unordered)
-        order = np.argsort(labels.cell_id, kind="stable")
+        shape, labels = embed_cells(module, mode, loaders, counts, unordered)
+        order = np.argsort(labels["cell_id"], kind="stable")
         sort_rows(unordered, ordered, shape, order)
-        labels = labels.take(order)
+        labels = {name: column[order] for name, column in labels.items()}
         require_space(output.parent, ordered.stat().st_size + LABEL_BYTES * shape[0])
         verify = config.data.loading.verify_checksums
-        names = cell_names(folder, metadata, labels.cell_id, verify=verify)
+        names = cell_names(folder, metadata, labels["cell_id"], verify=verify)
         content = columns(labels, names, metadata, mode)
         with replacing(output) as partial:
             WRITERS[output.suffix](partial, stored(ordered, shape), content)
     shown = loaders[0].shape.set_size, loaders[0].draw.kind
     return extract_summary(output, mode, shape, *shown)
+
+
+def loaded_module(config: Config, checkpoint: Path) -> tuple[AlphaSTomicsModule, list[str]]:
+    """Load what embeds cells onto the GPU, if there is one; return it with its genes."""
+    module, genes = load_module(checkpoint)
+    seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
+    if config.extract.mode == "encoder":
+        module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
+    return module.to("cuda" if torch.cuda.is_available() else "cpu"), genes
 
 
 def extract_summary(
@@ -137,19 +129,6 @@ def chosen_output(settings: ExtractConfig, given: frozenset[str]) -> Path:
             f"out, or name the output {output.with_suffix(f'.{settings.format}')}"
         )
     return output
-
-
-def require_target(output: Path, *, overwrite: bool) -> None:
-    """Refuse an output that cannot be written, before any work is done."""
-    if output.is_dir():
-        raise InputError(f"{output}: is a folder; name a file in it, such as {output}/cells.npz")
-    if not output.parent.is_dir():
-        raise InputError(f"{output}: there is no folder {output.parent}; make it first")
-    if not os.access(output.parent, os.W_OK | os.X_OK):
-        raise InputError(f"{output}: the folder {output.parent} is not writable; choose another")
-    if output.exists() and not overwrite:
-        raise InputError(f"{output}: exists; add --overwrite to replace it, or name another")
-    require_writable(output)
 
 
 def cells_to_embed(metadata: Metadata, limit: int | None, where: str) -> list[int]:
@@ -228,12 +207,12 @@ def embed_cells(
     loaders: Sequence[BatchLoader],
     counts: Sequence[int],
     unordered: Path,
-) -> tuple[tuple[int, ...], CellLabels]:
+) -> tuple[tuple[int, ...], Labels]:
     """Append the embeddings of cells to a file as they are drawn; return its shape and labels.
 
     The first `counts` cells that each split draws are kept; no set is drawn after them.
     """
-    parts_of_labels: list[CellLabels] = []
+    parts_of_labels: list[Labels] = []
     width: tuple[int, ...] = ()
     with track("extract", sum(counts), "cells") as advance, unordered.open("wb") as file:
         for split, (loader, count) in enumerate(zip(loaders, counts, strict=True)):
@@ -245,8 +224,11 @@ def embed_cells(
                 width = kept.shape[1:]
                 parts_of_labels.append(labels_of(batch, rows, split))
                 advance(len(rows))
-    labels = CellLabels(*(np.concatenate(parts) for parts in zip(*parts_of_labels, strict=True)))
-    assert len(np.unique(labels.cell_id)) == sum(counts), "a cell was drawn twice, or not at all"
+    labels = {
+        name: np.concatenate([part[name] for part in parts_of_labels])
+        for name in parts_of_labels[0]
+    }
+    assert len(np.unique(labels["cell_id"])) == sum(counts), "a cell was drawn twice, or not at all"
     return (sum(counts), *width), labels
 
 
@@ -275,14 +257,14 @@ def rows_to_keep(
             return
 
 
-def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> CellLabels:
+def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> Labels:
     """Return the labels of the cells in some rows of a batch."""
-    return CellLabels(
-        batch.cell_id.flatten().numpy()[rows],
-        batch.slice_id.flatten().numpy()[rows].astype(np.int32),
-        batch.cell_type.flatten().numpy()[rows].astype(np.int32),
-        np.full(len(rows), split, dtype=np.int8),
-    )
+    return {
+        "cell_id": batch.cell_id.flatten().numpy()[rows],
+        "slice_id": batch.slice_id.flatten().numpy()[rows].astype(np.int32),
+        "cell_type": batch.cell_type.flatten().numpy()[rows].astype(np.int32),
+        "split": np.full(len(rows), split, dtype=np.int8),
+    }
 
 
 def stored(path: Path, shape: tuple[int, ...]) -> Float32[np.ndarray, "N *L D"]:
@@ -310,9 +292,9 @@ def cell_names(
     names = [""] * len(cell_id)
     for split in SPLITS:
         reader = ShardReader(folder, metadata, split, verify=verify)
-        for slice_number, stored in map(reader.named_cells, reader.pieces):
-            rows = np.searchsorted(cell_id, slice_number).clip(max=len(cell_id) - 1)
-            matches = np.flatnonzero(cell_id[rows] == slice_number)
+        for numbers, stored in map(reader.names, reader.pieces):
+            rows = np.searchsorted(cell_id, numbers).clip(max=len(cell_id) - 1)
+            matches = np.flatnonzero(cell_id[rows] == numbers)
             wanted = stored.take(pa.array(matches)).to_pylist()
             for row, name in zip(rows[matches].tolist(), wanted, strict=True):
                 names[row] = name
@@ -320,17 +302,17 @@ def cell_names(
 
 
 def columns(
-    labels: CellLabels, names: list[str], metadata: Metadata, mode: ExtractMode
+    labels: Labels, names: list[str], metadata: Metadata, mode: ExtractMode
 ) -> dict[str, Column]:
     """Return all that is written beside the embedding, under its names."""
     return {
-        "cell_id": labels.cell_id,
+        "cell_id": labels["cell_id"],
         "obs_name": names,
-        "slice_id": labels.slice_id,
+        "slice_id": labels["slice_id"],
         "slice_names": [record.name for record in metadata.slices],
-        "cell_type": labels.cell_type,
+        "cell_type": labels["cell_type"],
         "cell_type_names": metadata.cell_types or [],
-        "split": labels.split,
+        "split": labels["split"],
         "split_names": list(SPLITS),
         "extract_mode": mode,
     }

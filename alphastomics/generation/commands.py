@@ -35,21 +35,17 @@ from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
     UNCALIBRATED,
     read_original,
-    refuse_existing,
     write_generated_h5ad,
     write_generated_pt,
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
-from alphastomics.io.files import write_text
+from alphastomics.io.files import require_output, write_text
 from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
-
-# What a module that was not trained by `train` is taken to have seen.
-DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
 
 # joint is the default: whoever forgets the mode would take new positions for those of the cells.
 ONLY_THE_NUMBER = (
@@ -105,7 +101,7 @@ def read_source(
         hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
         raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
     if path.suffix in SUFFIXES:
-        return read_h5ad(path, genes, module.normalization or DEFAULT_NORMALIZATION, config)
+        return read_h5ad(path, genes, module.normalization, config)
     raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
 
 
@@ -152,7 +148,7 @@ def sample(
     target = default_output(input_data) if output is None else output
     if target.suffix not in (".h5ad", ".pt"):
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
-    refuse_existing(target, overwrite=overwrite)
+    require_output(target, overwrite=overwrite)
     require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
@@ -290,7 +286,7 @@ def test(
     """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
-    refuse_existing(target, overwrite=True)
+    require_output(target, overwrite=True)
     require_not_read(target, checkpoint, input_data)
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)

@@ -8,7 +8,7 @@ minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrin
 import csv
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -182,8 +182,7 @@ def _known_positions(
     numbers = range(len(cells.slice_names))
     if isinstance(frame, Landmarks):
         _require_names(frame, cells.names)
-        named = _named_positions(cells, frame.positions)
-        return [named(number) for number in numbers], "landmarks"
+        return [_named_positions(cells, number, frame.positions) for number in numbers], "landmarks"
     reference = frame.cells
     assert reference.position is not None
     own_names = not are_row_numbers(cells.names) and not are_row_numbers(reference.names)
@@ -194,8 +193,8 @@ def _known_positions(
             for name, at in zip(reference.names, reference.position.tolist(), strict=True)
             if name in common
         }
-        named = _named_positions(cells, position_of)
-        return [named(number) for number in numbers], "cells in common"
+        named = [_named_positions(cells, number, position_of) for number in numbers]
+        return named, "cells in common"
     return [
         expected_positions(cells, generated, number, frame) for number in numbers
     ], "cells by expression kNN"
@@ -222,21 +221,15 @@ def _require_names(frame: Landmarks, names: Sequence[str]) -> None:
 
 
 def _named_positions(
-    cells: InputCells, position_of: dict[str, tuple[float, ...]]
-) -> Callable[[int], KnownPositions]:
-    names = np.array(cells.names, dtype=object)
-
-    def of_slice(number: int) -> KnownPositions:
-        rows = np.array(
-            [row for row in cells.rows_of(number) if names[row] in position_of], dtype=np.int64
-        )
-        at = np.zeros((len(rows), 3))
-        for line, row in enumerate(rows):
-            coordinates = position_of[names[row]]
-            at[line, : len(coordinates)] = coordinates
-        return KnownPositions(rows, at)
-
-    return of_slice
+    cells: InputCells, number: int, position_of: dict[str, tuple[float, ...]]
+) -> KnownPositions:
+    """Look up the cells of a slice by their names."""
+    rows = [row for row in cells.rows_of(number) if cells.names[row] in position_of]
+    at = np.zeros((len(rows), 3))
+    for line, row in enumerate(rows):
+        coordinates = position_of[cells.names[row]]
+        at[line, : len(coordinates)] = coordinates
+    return KnownPositions(np.array(rows, dtype=np.int64), at)
 
 
 def expected_positions(

@@ -260,11 +260,6 @@ class AveragedSample(NamedTuple):
     seams: list[float]
 
 
-def parts_of(sampler: SliceSampler) -> tuple[int, ...]:
-    """Return the numbers of the modalities that are generated: 0 expression, 1 position."""
-    return sampler.task.generates
-
-
 class RunningMoments:
     """Mean and unbiased deviation of tensors that come one after the other (Welford 1962)."""
 
@@ -290,7 +285,7 @@ class RunningMoments:
 
 def averaged(sampler: SliceSampler, samples: Iterator[SliceSample]) -> AveragedSample:
     """Average samples, positions rotated onto the first before; what is given stays as it is."""
-    moments = {part: RunningMoments() for part in parts_of(sampler)}
+    moments = {part: RunningMoments() for part in sampler.task.generates}
     first: State | None = None
     seams = []
     for sample in samples:
@@ -308,7 +303,7 @@ class Deviation:
 
     def __init__(self, sampler: SliceSampler, mean: State) -> None:
         self.sampler, self.mean = sampler, mean
-        self.moments = {part: RunningMoments() for part in parts_of(sampler)}
+        self.moments = {part: RunningMoments() for part in sampler.task.generates}
 
     def add(self, sample: SliceSample) -> None:
         """Take in one more sample, rotated onto the average."""

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float32, Int
 
 from alphastomics.config import Mode
-from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import FrameFit
 from alphastomics.generation.generate import Generated
-from alphastomics.io.files import require_writable as require_writable_target
 from alphastomics.io.files import write_bytes
 from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
@@ -35,17 +34,6 @@ UNCALIBRATED = (
     "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "
     "std_error_ratio)"
 )
-
-
-def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Refuse an output that is there already, and one whose folder is not."""
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; choose another --output")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path}: exists already; choose another --output, or add --overwrite")
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent}: no such folder for the output")
-    require_writable_target(path)
 
 
 def write_generated_pt(
@@ -108,16 +96,18 @@ def put_into(
 
     The record of another mode stays: it stands under that mode's name.
     """
+    import pandas as pd
+
     task = TASKS[mode]
     if task.generates_position:
         data.obsm[POSITION_KEY] = generated.position[:, : cells.dims]
         if task.is_conditional:
             data.obsm[STD_KEY] = generated.position_std[:, : cells.dims]
     if task.generates_expression:
-        columns = gene_columns(list(data.var_names), genes)
-        data.layers[LAYER_KEY] = widened(generated.expression, columns, data.n_vars)
+        columns = pd.Index(genes).get_indexer(data.var_names)
+        data.layers[LAYER_KEY] = widened(generated.expression, columns)
         if task.is_conditional:
-            data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns, data.n_vars)
+            data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns)
     record = {"dims": cells.dims, **seam_table(generated), **frame_table(frame_fits)}
     if task is EXPR_TO_POS:
         record |= {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
@@ -174,16 +164,13 @@ def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
     return data
 
 
-def gene_columns(names: Sequence[str], genes: Sequence[str]) -> list[tuple[int, int]]:
-    """Pair the columns of a file with the model's genes."""
-    column_of = {gene: number for number, gene in enumerate(genes)}
-    return [(column, column_of[name]) for column, name in enumerate(names) if name in column_of]
+def widened(
+    values: Float[np.ndarray, "N G"], columns: Int[np.ndarray, " V"]
+) -> Float32[np.ndarray, "N V"]:
+    """Put the model's genes into a file's columns; genes that the model does not know are NaN.
 
-
-def widened(values: np.ndarray, columns: list[tuple[int, int]], width: int) -> np.ndarray:
-    """Put the model's genes into a file's columns; genes that the model does not know are NaN."""
-    table = np.full((len(values), width), np.nan, dtype=np.float32)
-    if columns:
-        there, here = (list(part) for part in zip(*columns, strict=True))
-        table[:, there] = values[:, here]
+    `columns` has the model's gene of each column of the file, -1 for none.
+    """
+    table = np.full((len(values), len(columns)), np.nan, dtype=np.float32)
+    table[:, columns >= 0] = values[:, columns[columns >= 0]]
     return table

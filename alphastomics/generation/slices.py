@@ -6,8 +6,6 @@ rotated onto the anchors of the first; in `joint` mode nothing holds two chunks 
 later chunks are sampled around the anchors of the first, which are then given.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -122,36 +120,27 @@ class SliceSampler:
         advance: Advance,
     ) -> State:
         """Draw one set on the device, and bring it back; the first `num_known` cells are given."""
-        with refused_if_not_finite(self.name):
-            state = self._sampled(given, num_steps, generator, noise, num_known, advance)
-        require_finite_cells(state, self.name)
-        return state
-
-    def _sampled(
-        self,
-        given: State,
-        num_steps: int,
-        generator: Generator,
-        noise: State | None,
-        num_known: int,
-        advance: Advance,
-    ) -> State:
-        """Call the sampler."""
         shape = given.expression.shape
-        state = self.sampler.sample(
-            given.expression.to(self.device),
-            given.position.to(self.device),
-            torch.ones(shape[:2], dtype=torch.bool, device=self.device),
-            self.task.name,
-            num_steps=num_steps,
-            sampler=self.solver,
-            known=self.known(shape, num_known),
-            generator=generator,
-            noise=None if noise is None else State(*(part.to(self.device) for part in noise)),
-            watch=lambda _step, _state: advance(1),
-            # Chunks would keep the smoothed expression of a whole large slice.
-            cache=self.cache if len(self.plan.parts) == 1 else None,
-        )
+        try:
+            state = self.sampler.sample(
+                given.expression.to(self.device),
+                given.position.to(self.device),
+                torch.ones(shape[:2], dtype=torch.bool, device=self.device),
+                self.task.name,
+                num_steps=num_steps,
+                sampler=self.solver,
+                known=self.known(shape, num_known),
+                generator=generator,
+                noise=None if noise is None else State(*(part.to(self.device) for part in noise)),
+                watch=lambda _step, _state: advance(1),
+                # Chunks would keep the smoothed expression of a whole large slice.
+                cache=self.cache if len(self.plan.parts) == 1 else None,
+            )
+            finite = all(bool(torch.isfinite(part).all()) for part in state)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            finite = False  # what linear algebra says of values that are not finite
+        if not finite:
+            raise InputError(f"slice {self.name}: {NOT_FINITE}")
         return State(*(part.cpu() for part in state))
 
     def known(self, shape: tuple[int, ...], num_known: int) -> Known:
@@ -196,21 +185,6 @@ NOT_FINITE = (
     "the network made values that are not finite of it: its coordinates or expression are extreme "
     "(other units than in training?), or the training diverged"
 )
-
-
-@contextmanager
-def refused_if_not_finite(name: str) -> Iterator[None]:
-    """Convert what linear algebra says of values that are not finite into one line."""
-    try:
-        yield
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise InputError(f"slice {name}: {NOT_FINITE}") from error
-
-
-def require_finite_cells(state: State, name: str) -> None:
-    """Refuse generated cells that are no numbers: NaN never leaves."""
-    if not all(bool(torch.isfinite(part).all()) for part in state):
-        raise InputError(f"slice {name}: {NOT_FINITE}")
 
 
 def radius_of_gyration(position: Tensor) -> float:

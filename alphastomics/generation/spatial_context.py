@@ -8,11 +8,12 @@ columns, so that the combination cannot do worse than the best of them but by it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64
 from scipy.spatial import cKDTree
+
+from alphastomics.generation.cells import InputCells, some_cells
 
 NEIGHBOURS = (3, 6, 12, 25, 50, 100, 200)
 # Scales whose principal components the ridge regression sees: near, middle and far.
@@ -27,29 +28,6 @@ FIT_CELLS = 20_000
 # Cells that can be neighbours: beyond it a random part of them is as near as makes no difference.
 MOST_CELLS = 200_000
 SMALLEST = 1e-12
-
-
-@dataclass(frozen=True)
-class KnownCells:
-    """Known cells: where they lie, what they express, which genes were measured, their slice."""
-
-    position: Float64[np.ndarray, "M D"]
-    expression: Float[np.ndarray, "M G"]
-    measured: Bool[np.ndarray, "M G"]
-    slice_id: Int64[np.ndarray, " M"]
-
-    def __len__(self) -> int:
-        """Count the cells."""
-        return len(self.position)
-
-    def rows(self, chosen: np.ndarray) -> "KnownCells":
-        """Return some of the cells."""
-        return KnownCells(
-            self.position[chosen],
-            self.expression[chosen],
-            self.measured[chosen],
-            self.slice_id[chosen],
-        )
 
 
 class SpatialContext:
@@ -71,22 +49,24 @@ class SpatialContext:
         What the prediction leaves of each gene, (G): the error of left-out cells.
     """
 
-    def __init__(self, cells: KnownCells, *, across_slices: bool, seed: int) -> None:
+    def __init__(self, cells: InputCells, *, across_slices: bool, seed: int) -> None:
         rng = np.random.default_rng(seed)
         if len(cells) > MOST_CELLS:
-            cells = cells.rows(np.sort(rng.permutation(len(cells))[:MOST_CELLS]))
-        self.cells = cells
+            cells = some_cells(cells, np.sort(rng.permutation(len(cells))[:MOST_CELLS]))
+        assert cells.position is not None
+        self.cells, self.position = cells, cells.position
         self.across = across_slices and len(np.unique(cells.slice_id)) > 1
         most = max((len(cells) - 1) // 2, 1)
         self.scales = tuple(k for k in NEIGHBOURS if k <= most) or (1,)
         chosen = np.sort(rng.permutation(len(cells))[:FIT_CELLS])
         columns = self._left_out_means(chosen)
-        target, counted = cells.expression[chosen].astype(np.float64), cells.measured[chosen]
+        target = cells.expression[chosen].astype(np.float64)
+        counted = cells.measured[cells.slice_id[chosen]]
         self.usual = _column_mean(target, counted)
         # Not for slices of their own: what holds between genes here may not hold beyond.
         self.ridge = None
         if not self.across:
-            features = self._features(columns, cells.position[chosen])
+            features = self._features(columns, self.position[chosen])
             self.ridge = _Ridge(features, target, counted, rng)
             columns = [*columns, self.ridge.cross_fitted]
         self.weights = stacking_weights(columns, target - self.usual, counted, self.usual)
@@ -118,11 +98,11 @@ class SpatialContext:
         seen = [
             mean for k, mean in zip(self.scales, means, strict=True) if k in RIDGE_SCALES
         ] or list(means[-1:])
-        low, high = self.cells.position.min(0), self.cells.position.max(0)
+        low, high = self.position.min(0), self.position.max(0)
         # A trend is not followed beyond the known cells.
         return [*seen, np.clip(position, low, high)]
 
-    def _means(self, position: np.ndarray, source: KnownCells) -> list[Float64[np.ndarray, "N G"]]:
+    def _means(self, position: np.ndarray, source: InputCells) -> list[Float64[np.ndarray, "N G"]]:
         """Mean of the k nearest source cells, gene by gene over those measured, for all scales.
 
         A cell at the very position is taken for the one asked about, and never speaks for itself.
@@ -133,10 +113,11 @@ class SpatialContext:
         complete = bool(source.measured.all())
         total = np.zeros((len(position), source.expression.shape[1]))
         count = np.zeros_like(total)
-        usual = _column_mean(source.expression.astype(np.float64), source.measured)
+        counted = source.measured[source.slice_id]
+        usual = _column_mean(source.expression.astype(np.float64), counted)
         means = []
         for k, cells in enumerate(near.T, start=1):
-            measured = 1.0 if complete else source.measured[cells]
+            measured = 1.0 if complete else counted[cells]
             total += source.expression[cells] * measured
             count += measured
             if k in self.scales or k == most:
@@ -149,12 +130,12 @@ class SpatialContext:
         """Means for known cells, each without itself, or without its whole slice."""
         cells = self.cells
         if not self.across:
-            return self._means(cells.position[chosen], cells)
+            return self._means(self.position[chosen], cells)
         parts = [np.zeros((len(chosen), cells.expression.shape[1])) for _ in self.scales]
         for number in np.unique(cells.slice_id[chosen]):
             rows = np.flatnonzero(cells.slice_id[chosen] == number)
-            others = cells.rows(np.flatnonzero(cells.slice_id != number))
-            means = self._means(cells.position[chosen[rows]], others)
+            others = some_cells(cells, np.flatnonzero(cells.slice_id != number))
+            means = self._means(self.position[chosen[rows]], others)
             for part, mean in zip(parts, means, strict=True):
                 part[rows] = mean
         return parts

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.generation.cells import InputCells, read_processed
+from alphastomics.generation.cells import InputCells, read_processed, some_cells
 from alphastomics.generation.notices import is_processed
-from alphastomics.generation.spatial_context import KnownCells, SpatialContext
+from alphastomics.generation.spatial_context import SpatialContext
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import METADATA_FILE
 
@@ -163,15 +163,6 @@ def fitted_context(
     key = (slices, len(known.slice_id), across, seed)
     contexts = _fitted.setdefault(module, {})
     if key not in contexts:
-        assert known.position is not None
-        contexts[key] = SpatialContext(
-            KnownCells(
-                known.position[chosen].astype(np.float64),
-                known.expression[chosen],
-                known.measured[known.slice_id[chosen]],
-                known.slice_id[chosen],
-            ),
-            across_slices=across,
-            seed=seed,
-        )
+        around = some_cells(known, np.flatnonzero(chosen))
+        contexts[key] = SpatialContext(around, across_slices=across, seed=seed)
     return contexts[key]

@@ -2,12 +2,14 @@
 
 import errno
 import hashlib
+import io
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from alphastomics.errors import InputError
 
@@ -43,6 +45,35 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+class HashedFile(io.BufferedWriter):
+    """A file that is written from its first byte to its last, and knows its sha256."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "w"))
+        self._digest = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        """Write bytes behind those that are there."""
+        self._digest.update(content)
+        return super().write(content)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Refuse to go back: what was written is hashed."""
+        raise io.UnsupportedOperation("seek")
+
+    @property
+    def sha256(self) -> str:
+        """Return the sha256 of what has been written."""
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def hashing(path: Path) -> Iterator[HashedFile]:
+    """Open a file that becomes `path` once it is complete, and is hashed while it is written."""
+    with replacing(path) as partial, HashedFile(partial) as file:
+        yield file
+
+
 def partial_of(path: Path) -> Path:
     """Return a new temporary name beside a file."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
@@ -74,6 +105,19 @@ def require_writable(path: Path) -> None:
         error.filename = os.fspath(path)
         raise
     probe.unlink()
+
+
+def require_output(path: Path, *, overwrite: bool) -> None:
+    """Refuse an output that cannot be written, or is there already, before any work is done."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file in it with --output")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.exists() and not overwrite:
+        raise InputError(
+            f"{path}: exists already; add --overwrite to replace it, or choose another --output"
+        )
+    require_writable(path)
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
@@ -176,8 +220,5 @@ def write_bytes(path: Path, content: "bytes | memoryview") -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, read in chunks."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

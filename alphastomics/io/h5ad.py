@@ -28,17 +28,11 @@ def write_anndata(path: Path, data: "AnnData", compression: str | None) -> None:
     write_bytes(path, buffer.getbuffer())
 
 
-def write_scratch(value: object) -> None:
-    """Write something to memory, and forget it: what cannot be written shows."""
+def require_storable(source: Path, data: "AnnData", remedy: str) -> None:
+    """Refuse what anndata reads and cannot write: other programs put such things into a file."""
     import h5py
     from anndata.io import write_elem
 
-    with h5py.File(io.BytesIO(), "w") as scratch, nullable_strings():
-        write_elem(scratch, "value", value)
-
-
-def require_storable(source: Path, data: "AnnData", remedy: str) -> None:
-    """Refuse what anndata reads and cannot write: other programs put such things into a file."""
     tables = {slot: getattr(data, slot) for slot in ("obs", "var")}
     parts = {f"{slot}[{key!r}]": table[[key]] for slot, table in tables.items() for key in table}
     parts |= {f"{slot}_names": table.iloc[:, :0] for slot, table in tables.items()}
@@ -48,7 +42,8 @@ def require_storable(source: Path, data: "AnnData", remedy: str) -> None:
         parts |= {f"{slot}[{key!r}]": {key: value} for key, value in few.items()}
     for name, value in parts.items():
         try:
-            write_scratch(value)
+            with h5py.File(io.BytesIO(), "w") as scratch, nullable_strings():
+                write_elem(scratch, "value", value)
         except Exception as error:  # anndata's own kind has no public name
             raise InputError(
                 f"{source}: {name} cannot be written to a copy ({quoted(error, 100)}); {remedy}"

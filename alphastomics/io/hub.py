@@ -6,7 +6,6 @@ written into the user's folders, and the access token is kept out of every messa
 
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alphastomics.errors import InputError, keep_secret, quoted, redacted
-from alphastomics.io.files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -109,16 +107,15 @@ class Connection:
                     "--private out"
                 )
             text = card(licence_of(known.card_data) if stated is None else {"license": stated})
-            with tempfile.TemporaryDirectory(prefix="alphastomics-upload-") as folder:
-                stage(Path(folder), files, text)
-                logger.info("uploading %d files to %s", len(files) + 1, address)
-                api.upload_folder(
-                    repo_id=self.repo_id,
-                    repo_type=kind,
-                    folder_path=folder,
-                    allow_patterns=[CARD_FILE, *files],
-                    commit_message=f"Upload a {kind} of AlphaSTomics",
-                )
+            logger.info("uploading %d files to %s", len(files) + 1, address)
+            # Card and files are one commit, so that readers never meet half of it.
+            add = self.client.CommitOperationAdd
+            api.create_commit(
+                self.repo_id,
+                [add(CARD_FILE, text.encode()), *(add(*item) for item in files.items())],
+                commit_message=f"Upload a {kind} of AlphaSTomics",
+                repo_type=kind,
+            )
         return str(address)
 
     def fetch(self, name: str, revision: str | None, *, needed: bool) -> Path | None:
@@ -190,17 +187,6 @@ def _require_repo_id(hub: Any, repo_id: str) -> None:
         raise InputError(f"--repo_id: {error}") from error
     if not HUB_ID.fullmatch(repo_id):
         raise InputError(f"--repo_id: expected owner/name, got {repo_id!r}")
-
-
-def stage(folder: Path, files: Mapping[str, Path], card: str) -> None:
-    """Lay out what goes up, by links: the user's folder stays as it is, and nothing else is near.
-
-    One folder with card and files becomes one commit, so that readers never meet half of it.
-    """
-    for name, source in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(source.resolve())
-    write_text(folder / CARD_FILE, card)
 
 
 @contextmanager

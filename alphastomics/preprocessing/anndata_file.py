@@ -203,15 +203,13 @@ class Frame:
             encoded = as_text(element[start:stop]).dictionary_encode()
         elif "codes" in element:
             codes = np.asarray(element["codes"][start:stop]).astype(np.int64)
-            return codes, self._categories(element["categories"])
+            names = element["categories"]
+            return codes, as_text((names["values"] if is_group(names) else names)[...])
         else:  # a nullable array: values, and a mask that is true where one is missing
             missing = pa.array(np.asarray(element["mask"][start:stop], dtype=bool))
             encoded = pc.if_else(missing, None, as_text(element["values"][start:stop]))
             encoded = encoded.dictionary_encode()
         return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary
-
-    def _categories(self, element: Any) -> pa.StringArray:
-        return as_text((element["values"] if is_group(element) else element)[...])
 
 
 class Expression:

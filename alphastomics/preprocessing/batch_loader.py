@@ -20,13 +20,14 @@ import numpy as np
 from alphastomics.config import LoadingConfig, SeedConfig, TrainingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
+from alphastomics.preprocessing.cell_table import CellTable, Rows
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import MemorySource, Smooth
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.sets import BatchShape, Window, batch_of
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
-from alphastomics.preprocessing.streaming import Draw, RandomStream, SliceStream
+from alphastomics.preprocessing.shard_reader import ShardReader
+from alphastomics.preprocessing.streaming import Draw, RandomStream, SliceStream, Source
 from alphastomics.utils.dataholder import DataHolder
 
 Result = TypeVar("Result")
@@ -64,7 +65,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        source: MemorySource | RandomStream | SliceStream,
+        source: Source,
         draw: Draw,
         shape: BatchShape,
         *,
@@ -253,32 +254,43 @@ def create_dataloaders(
     metadata = folder.metadata()
     drawn = resolve_set_draw(set_draw, metadata, folder.where, streaming=streaming)
     streaming = streaming and _streamable(set_draw, drawn, metadata, folder.where)
-    window_rows = _whole_batches(buffer_size, batch_size)
+    window_rows = max(buffer_size // batch_size, 1) * batch_size  # whole batches
     draw = Draw(drawn, shape.set_size, window_rows, seed, *_rank_of_process(rank, world_size))
     readers = [ShardReader(folder, metadata, split, verify=verify_checksums) for split in SPLITS]
-    make = partial(BatchLoader, num_workers=num_workers, pin_memory=pin_memory)
-    if holdout is not None:
-        return _holding_out(holdout, readers, draw, make, shape, smooth)
-    kind = _source(streaming=streaming, set_draw=drawn)
-    extra: dict[str, Any] = {} if streaming else {"smooth": smooth}
-    return _of_splits([kind(reader, draw, **extra) for reader in readers], draw, make, shape)
-
-
-def _whole_batches(buffer_size: int, batch_size: int) -> int:
-    """Return the cells of a window: no batch is put together from two."""
-    return max(buffer_size // batch_size, 1) * batch_size
-
-
-def _of_splits(
-    sources: list[Any], draw: Draw, make: Callable[..., BatchLoader], shape: BatchShape
-) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
-    """Return loaders of the splits; held-out cells come the same in every epoch."""
-    training, validation, test = sources
-    return (
-        make(training, draw, shape, same_every_epoch=False),
-        make(validation, draw, shape, same_every_epoch=True),
-        make(test, draw, shape, same_every_epoch=True),
+    sources = _sources(readers, draw, smooth, holdout, streaming=streaming)
+    make = partial(BatchLoader, draw=draw, shape=shape, num_workers=num_workers)
+    training, validation, test = (
+        make(source, same_every_epoch=held, pin_memory=pin_memory, held_out=words)
+        for (source, words), held in zip(sources, (False, True, True), strict=True)
     )
+    return training, validation, test
+
+
+def _sources(
+    readers: list[ShardReader],
+    draw: Draw,
+    smooth: Smooth | None,
+    holdout: Holdout | None,
+    *,
+    streaming: bool,
+) -> list[tuple[Source, str]]:
+    """Return where the cells of each loader come from, and what is held out of them."""
+    if holdout is not None:
+        training, _, test = readers
+        words = holdout.describe()
+
+        def rest(slice_id: np.ndarray, position: np.ndarray) -> np.ndarray:
+            return ~holdout.mask(slice_id, position)
+
+        return [
+            (MemorySource(training, draw, rest, smooth), words),
+            (MemorySource(training, draw, holdout.mask, smooth), f"all but {words}"),
+            (MemorySource(test, draw, None, smooth), "nothing"),
+        ]
+    if not streaming:
+        return [(MemorySource(reader, draw, None, smooth), "nothing") for reader in readers]
+    kind = RandomStream if draw.kind == "random" else SliceStream
+    return [(kind(reader, draw), "nothing") for reader in readers]
 
 
 def _streamable(asked: SetDraw, drawn: str, metadata: Metadata, where: str) -> bool:
@@ -314,42 +326,6 @@ def resolve_set_draw(
     small = len(sizes) > 1 and sizes[len(sizes) // 2] < SMALL_SLICE
     unstreamable = streaming and metadata.layout != "slice"
     return "random" if metadata.shares_frame and (small or unstreamable) else "slice"
-
-
-def _holding_out(
-    holdout: Holdout,
-    readers: list[ShardReader],
-    draw: Draw,
-    make: Callable[..., BatchLoader],
-    shape: BatchShape,
-    smooth: Smooth | None,
-) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
-    """Return loaders of the training cells that are not held out, those that are, and test."""
-
-    def rest(slice_id: np.ndarray, position: np.ndarray) -> np.ndarray:
-        return ~holdout.mask(slice_id, position)
-
-    reader, _, test_reader = readers
-    training, held, test = (
-        MemorySource(reader, draw, rest, smooth),
-        MemorySource(reader, draw, holdout.mask, smooth),
-        MemorySource(test_reader, draw, None, smooth),
-    )
-    words = holdout.describe()
-    return (
-        make(training, draw, shape, same_every_epoch=False, held_out=words),
-        make(held, draw, shape, same_every_epoch=True, held_out=f"all but {words}"),
-        make(test, draw, shape, same_every_epoch=True),
-    )
-
-
-def _source(
-    *, streaming: bool, set_draw: SetDraw
-) -> type[MemorySource] | type[RandomStream] | type[SliceStream]:
-    """Choose where windows come from."""
-    if not streaming:
-        return MemorySource
-    return RandomStream if set_draw == "random" else SliceStream
 
 
 def _rank_of_process(rank: int | None, world_size: int | None) -> tuple[int, int]:

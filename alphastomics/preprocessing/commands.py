@@ -10,20 +10,20 @@ from typing import Any
 
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.io.files import output_folder, sha256_of
+from alphastomics.io.files import output_folder
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing import stage1 as first_stage
 from alphastomics.preprocessing import stage2 as second_stage
 from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.datasets import merge
-from alphastomics.preprocessing.inspection import find_inputs, has_positions
+from alphastomics.preprocessing.inspection import find_inputs
 from alphastomics.preprocessing.schema import (
     INTERMEDIATE_FOLDER,
     METADATA_FILE,
-    SCALING_FILE,
     Metadata,
     parse_metadata,
 )
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.preprocessing.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,9 @@ def preprocess(
     """
     check_output_among_inputs(input_dir, output_dir)
     with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
-        options = with_measured_z(options, input_dir)
-        request = first_stage.request_of(options, input_dir, gene_list_file, pool)
+        name, inputs = input_dir.resolve().name, find_inputs(input_dir)
+        options = with_measured_z(options, inputs)
+        request = first_stage.request_of(options, name, inputs, gene_list_file, pool)
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
             done = _finished(output_dir, known, [request], second_stage.request_of(options, seed))
@@ -72,15 +73,7 @@ def preprocess(
                 return done
         second_stage.require_ours(output_dir)
         middle = output_dir / INTERMEDIATE_FOLDER
-        first_stage.run(
-            options,
-            request,
-            input_dir,
-            gene_list_file,
-            middle,
-            pool,
-            overwrite=overwrite,
-        )
+        first_stage.run(options, request, inputs, gene_list_file, middle, pool, overwrite=overwrite)
         metadata = second_stage.run(options, [middle], output_dir, seed, pool, overwrite=overwrite)
     return _summary(output_dir, metadata)
 
@@ -102,16 +95,11 @@ def stage1(
         )
     check_output_among_inputs(input_dir, output_dir)
     with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
-        options = with_measured_z(options, input_dir)
-        request = first_stage.request_of(options, input_dir, gene_list_file, pool)
+        name, inputs = input_dir.resolve().name, find_inputs(input_dir)
+        options = with_measured_z(options, inputs)
+        request = first_stage.request_of(options, name, inputs, gene_list_file, pool)
         dataset = first_stage.run(
-            options,
-            request,
-            input_dir,
-            gene_list_file,
-            output_dir,
-            pool,
-            overwrite=overwrite,
+            options, request, inputs, gene_list_file, output_dir, pool, overwrite=overwrite
         )
     return {
         "output_dir": str(output_dir),
@@ -162,7 +150,7 @@ def check_output_among_inputs(input_dir: Path, output_dir: Path) -> None:
     )
 
 
-def with_measured_z(options: PreprocessingConfig, input_dir: Path) -> PreprocessingConfig:
+def with_measured_z(options: PreprocessingConfig, inputs: dict[str, Path]) -> PreprocessingConfig:
     """Take obsm["spatial3d"] for slices in a common frame, where every file has it."""
     if (
         not options.common_frame
@@ -170,8 +158,10 @@ def with_measured_z(options: PreprocessingConfig, input_dir: Path) -> Preprocess
         or "position_key" in options.model_fields_set
     ):
         return options
-    if not all(has_positions(path, MEASURED_Z) for path in find_inputs(input_dir).values()):
-        return options
+    for path in inputs.values():
+        with in_subprocess(path) as root:
+            if f"obsm/{MEASURED_Z}" not in root:
+                return options
     logger.info(
         "--common_frame: positions, with their z, are taken from obsm[%r]; name another with "
         "--position_key",
@@ -199,14 +189,7 @@ def _finished(
     for old, new in zip(before, datasets, strict=True):
         resume.require_same_request(old, new, folder)
     resume.require_same_request(known.provenance.request, request, folder)
-    files = {shard.file: shard.sha256 for split in known.splits.values() for shard in split.shards}
-    if known.scaling_sha256 is not None:
-        files[SCALING_FILE] = known.scaling_sha256
-    whole = all(
-        (folder / name).is_file() and sha256_of(folder / name) == digest
-        for name, digest in files.items()
-    )
-    if not whole:
+    if not resume.are_files_of(folder, known.checksums):
         return None
     second_stage.clear(folder)
     return {**_summary(folder, known), "state": "was finished before"}

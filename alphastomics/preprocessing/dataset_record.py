@@ -5,13 +5,13 @@ left alone.
 """
 
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alphastomics.preprocessing.owned import PART_FILE
+from alphastomics.preprocessing.schema import NonNegative, require_all
 
-Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -44,7 +44,7 @@ class Slice(Loose):
     name: str
     file: str
     cells: Annotated[int, Field(gt=0)]
-    panel: Count
+    panel: NonNegative
     z: Number | int | None
 
 
@@ -54,8 +54,8 @@ class PartRecord(Loose):
     file: Annotated[str, Field(pattern=f"^{PART_FILE.pattern}$")]
     sha256: str
     cells: Annotated[int, Field(gt=0)]
-    entries: Count
-    runs: list[Annotated[list[Count], Field(min_length=3, max_length=3)]]
+    entries: NonNegative
+    runs: list[Annotated[list[NonNegative], Field(min_length=3, max_length=3)]]
 
 
 class DatasetRecord(Loose):
@@ -66,7 +66,7 @@ class DatasetRecord(Loose):
     genes: Annotated[list[str], Field(min_length=1)]
     cell_types: list[str] | None
     slices: Annotated[list[Slice], Field(min_length=1)]
-    panels: list[list[Count]]
+    panels: list[list[NonNegative]]
     parts: list[PartRecord]
     statistics_sha256: str
 
@@ -87,9 +87,7 @@ class DatasetRecord(Loose):
             ),
             "the parts do not hold the slices": self._runs_cover_the_slices(),
         }
-        for said, holds in checks.items():
-            if not holds:
-                raise ValueError(said)
+        require_all(checks)
         return self
 
     def _runs_cover_the_slices(self) -> bool:
@@ -101,16 +99,3 @@ class DatasetRecord(Loose):
             reached[number] += cells
         sizes: dict[int, int] = {n: record.cells for n, record in enumerate(self.slices)}
         return dict(reached) == sizes
-
-
-def first_fault(document: Any) -> str | None:
-    """Say what is wrong with the content of a dataset.json, or None."""
-    from pydantic import ValidationError
-
-    try:
-        DatasetRecord.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
-    return None

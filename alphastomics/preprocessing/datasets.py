@@ -6,21 +6,18 @@ between them is checked.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float64
+from pydantic import ValidationError
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import sha256_of
-from alphastomics.preprocessing.dataset_record import first_fault
+from alphastomics.preprocessing.dataset_record import DatasetRecord
 from alphastomics.preprocessing.genes import require_same_gene_lists, union_of
-from alphastomics.preprocessing.resume import CHECKSUM_KEY, checksum_holds, load
-from alphastomics.preprocessing.row_arrays import read_rows
-from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, STATISTICS_FILE
+from alphastomics.preprocessing.resume import load, unaltered
+from alphastomics.preprocessing.schema import DATASET_FILE, INTERMEDIATE_FOLDER, first_fault
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +46,7 @@ class Merged:
     names: tuple[str, ...]
     requests: tuple[dict[str, Any], ...]
     digests: tuple[str, ...]
+    statistics_sha256: tuple[str, ...]
     genes: tuple[str, ...]
     cell_types: tuple[str, ...] | None
     slices: tuple[dict[str, Any], ...]
@@ -95,16 +93,18 @@ def merge(folders: list[Path]) -> Merged:
     _check_flags(sources, datasets)
     flags = [dataset["request"]["flags"] for dataset in datasets]
     _warn_of_repeated_files(datasets)
-    types = _cell_types(datasets)
+    named = [dataset["cell_types"] for dataset in datasets if dataset["cell_types"] is not None]
+    types = tuple(union_of(named)) if named else None
     return Merged(
         folders=tuple(sources),
         names=tuple(dataset["name"] for dataset in datasets),
         requests=tuple(dataset["request"] for dataset in datasets),
         digests=tuple(sha256_of(source / DATASET_FILE) for source in sources),
+        statistics_sha256=tuple(dataset["statistics_sha256"] for dataset in datasets),
         genes=tuple(datasets[0]["genes"]),
         cell_types=types,
         slices=tuple(_slices(datasets)),
-        panels=tuple(_panels(datasets)),
+        panels=tuple(tuple(panel) for dataset in datasets for panel in dataset["panels"]),
         parts=tuple(_parts(sources, datasets, types or ())),
         # The values of all datasets are of the kind that the most prepared one has.
         log_normalize=any(flag["log_normalize"] for flag in flags),
@@ -116,9 +116,11 @@ def merge(folders: list[Path]) -> Merged:
 
 def require_sound(dataset: Any, path: Path) -> None:
     """Refuse a dataset.json that was altered, or whose parts contradict one another."""
-    fault = first_fault(dataset)
-    if fault is None and CHECKSUM_KEY in dataset and not checksum_holds(dataset):
-        fault = "its content differs from its checksum"
+    try:
+        DatasetRecord.model_validate(dataset)
+        fault = None if unaltered(dataset) else "its content differs from its checksum"
+    except ValidationError as error:
+        fault = first_fault(error)
     if fault is not None:
         raise InputError(f"{path}: is damaged ({fault}): run stage1 again with --overwrite")
 
@@ -153,11 +155,6 @@ def _warn_of_repeated_files(datasets: list[Any]) -> None:
             seen[digest] = here
 
 
-def _cell_types(datasets: list[Any]) -> tuple[str, ...] | None:
-    named = [dataset["cell_types"] for dataset in datasets if dataset["cell_types"] is not None]
-    return tuple(union_of(named)) if named else None
-
-
 def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
     """Give the slices their merged numbers, z and names, which are made unique."""
     uses = Counter(record["name"] for dataset in datasets for record in dataset["slices"])
@@ -188,10 +185,6 @@ def _z_values(dataset: Any, highest: float | None) -> list[float | None]:
     return [(steps + i) * spacing for i in range(len(dataset["slices"]))]
 
 
-def _panels(datasets: list[Any]) -> list[tuple[int, ...]]:
-    return [tuple(panel) for dataset in datasets for panel in dataset["panels"]]
-
-
 def _parts(sources: list[Path], datasets: list[Any], types: tuple[str, ...]) -> list[Part]:
     parts = []
     first_slice = 0
@@ -204,25 +197,3 @@ def _parts(sources: list[Path], datasets: list[Any], types: tuple[str, ...]) -> 
             parts.append(Part(path, part["sha256"], part["cells"], part["entries"], runs, numbers))
         first_slice += len(dataset["slices"])
     return parts
-
-
-def scaling_of(merged: Merged, name: str) -> Iterator[Float64[np.ndarray, "K G"]]:
-    """Yield every slice's `mean` or `std`, some slices at a time.
-
-    They are 0 and 1 for genes that a slice did not measure, and throughout for slices that are not
-    standardised.
-    """
-    numbers = [record["dataset"] for record in merged.slices]
-    for number, folder in enumerate(merged.folders):
-        expected = load(folder / DATASET_FILE)["statistics_sha256"]
-        if sha256_of(folder / STATISTICS_FILE) != expected:
-            raise InputError(
-                f"{folder / STATISTICS_FILE}: is not what stage1 wrote (sha256 differs): run "
-                "stage1 again with --overwrite"
-            )
-        shape = (numbers.count(number), len(merged.genes))
-        rows = read_rows(folder / STATISTICS_FILE, name, shape)
-        if merged.requests[number]["flags"]["scale"]:
-            yield from rows
-        else:
-            yield from (np.full_like(part, 0.0 if name == "mean" else 1.0) for part in rows)

@@ -45,7 +45,7 @@ def slice_extents(records: list[dict[str, Any]]) -> dict[int, SliceExtent]:
 def center_distance(extents: dict[int, SliceExtent]) -> float:
     """Return how far slices lie from their common centre, in units of their size."""
     centers = np.array([extent.center for extent in extents.values()])
-    size = float(np.median([extent.size for extent in extents.values()]))
+    size = _median_size(extents)
     apart = float(np.sqrt(((centers - centers.mean(0)) ** 2).sum(1).mean()))
     return apart / size if size > 0 else 0.0
 

@@ -1,6 +1,7 @@
 """Gene names: the lists of files and of the user enter; one common list and alignments leave."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,14 +78,8 @@ def require_unique(genes: Sequence[str], where: str, remedy: str) -> None:
 
 
 def repetitions(names: Iterable[str]) -> list[str]:
-    """List the names that occur more than once, in the order in which they are repeated."""
-    seen: set[str] = set()
-    repeated: dict[str, None] = {}
-    for name in names:
-        if name in seen:
-            repeated[name] = None
-        seen.add(name)
-    return list(repeated)
+    """List the names that occur more than once, in their order."""
+    return [name for name, uses in Counter(names).items() if uses > 1]
 
 
 def shown(names: Sequence[str]) -> str:

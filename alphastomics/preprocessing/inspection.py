@@ -5,38 +5,28 @@ All that can be checked without reading X is checked here, before anything is wr
 
 import hashlib
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_file, require_text_name, sha256_of
-from alphastomics.preprocessing.anndata_file import (
-    SUFFIXES,
-    Expression,
-    Frame,
-    MatrixKind,
-    Positions,
-    opened,
-)
-from alphastomics.preprocessing.genes import require_unique
+from alphastomics.preprocessing.anndata_file import SUFFIXES, Expression, MatrixKind, Positions
 from alphastomics.preprocessing.parts import rows_that_fit
+from alphastomics.preprocessing.reader import OBS_ROWS, CellReader
 
 logger = logging.getLogger(__name__)
 
-SLICE_KEY = "slice_id"
 # Columns of obs that name the animal or sample that a slice is of, most telling first.
 SAMPLE_KEYS = (
     *("animal_id", "animal", "donor_id", "donor", "subject_id", "subject", "mouse_id", "mouse"),
     *("patient_id", "patient", "individual", "embryo", "sample_id", "sample"),
 )
 BYTES_PER_ENTRY = 12  # a stored value while it is worked on: value, index, and a copy of one
-OBS_ROWS = 1_000_000  # rows of obs that are read at a time: a few bytes each
 
 
 @dataclass(frozen=True)
@@ -71,14 +61,17 @@ class Inspection:
     path: Path
     name: str
     cells: int
-    genes: tuple[str, ...]
+    genes: list[str]
     kind: MatrixKind
     chunk_rows: int
-    slices: tuple[str, ...]
+    slices: list[str]
     chunk_counts: Int64[np.ndarray, "C S"]
-    cell_types: tuple[str, ...] | None
-    samples: tuple[str | None, ...]
+    cell_types: list[str] | None
+    samples: list[str | None]
     """The animal or sample of each slice, where obs names one for all of its cells."""
+    obs_columns: list[str]
+    is_generated: bool
+    """Whether `alphastomics sample` wrote the file."""
 
     def chunks(self) -> list[tuple[int, int]]:
         """List the row ranges of the chunks."""
@@ -143,71 +136,59 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def obs_column_names(path: Path) -> list[str]:
-    """List the columns of obs."""
-    with opened(path) as root:
-        return sorted(Frame(path, root, "obs").columns)
-
-
-def has_positions(path: Path, key: str) -> bool:
-    """Tell whether obsm has coordinates under a key."""
-    with opened(path) as root:
-        return f"obsm/{key}" in root
-
-
-def is_generated(path: Path) -> bool:
-    """Tell whether `alphastomics sample` wrote a file."""
-    with opened(path) as root:
-        return "uns/alphastomics/mode" in root
-
-
-def inspect_file(task: InspectionTask) -> Inspection:
-    """Look at one file and check everything but the values of X."""
-    with opened(task.path) as root:
-        obs, var = Frame(task.path, root, "obs"), Frame(task.path, root, "var")
-        cells, genes = len(obs), tuple(var.names(0, len(var)).to_pylist())
-        if cells == 0 or not genes:
-            raise InputError(
-                f"{task.path}: X is empty ({cells} cells x {len(genes)} genes): remove the file "
-                "from the folder"
-            )
-        remedy = "make them unique (adata.var_names_make_unique()) or add them up"
-        require_unique(genes, f"{task.path}: var_names", remedy)
-        expression = Expression(task.path, root, cells, len(genes))
-        _check_positions(task, Positions(task.path, root, task.position_key, cells))
-        chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression), task.total_bytes)
-        slices, counts = _slices(task, obs, cells, chunk_rows)
-        types = _names_that_occur(obs, task.cell_type_key, cells)
-        samples = _samples(obs, slices, cells)
+def inspect_file(task: InspectionTask, root: Any) -> Inspection:
+    """Look at one open file and check everything but the values of X."""
+    reader = CellReader(task.path, root, Path(task.name).with_suffix("").as_posix())
+    cells, genes = reader.num_cells, list(reader.genes)
+    if cells == 0 or not genes:
+        raise InputError(
+            f"{task.path}: X is empty ({cells} cells x {len(genes)} genes): remove the file "
+            "from the folder"
+        )
+    expression = reader.expression
+    _check_positions(task, Positions(task.path, root, task.position_key, cells))
+    chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression), task.total_bytes)
+    types = reader.names_that_occur(task.cell_type_key)
     return Inspection(
-        task.path,
-        task.name,
-        cells,
-        genes,
-        expression.kind,
-        chunk_rows,
-        slices,
-        counts,
-        types,
-        samples,
+        path=task.path,
+        name=task.name,
+        cells=cells,
+        genes=genes,
+        kind=expression.kind,
+        chunk_rows=chunk_rows,
+        slices=list(reader.slices),
+        chunk_counts=_cells_of_slices(reader, chunk_rows),
+        cell_types=None if types is None else list(types),
+        samples=_samples(reader),
+        obs_columns=reader.obs.columns,
+        is_generated="uns/alphastomics/mode" in root,
     )
 
 
-def _samples(obs: Frame, slices: tuple[str, ...], cells: int) -> tuple[str | None, ...]:
+def _cells_of_slices(reader: CellReader, chunk_rows: int) -> Int64[np.ndarray, "C S"]:
+    """Count the cells of each slice in each chunk."""
+    cells = reader.num_cells
+    chunks = [(start, min(start + chunk_rows, cells)) for start in range(0, cells, chunk_rows)]
+    counts = [
+        np.bincount(reader.slice_id(*chunk), minlength=len(reader.slices)) for chunk in chunks
+    ]
+    return np.stack(counts)
+
+
+def _samples(reader: CellReader) -> list[str | None]:
     """Name the animal or sample of each slice by the first column that has one for each."""
-    for key in (key for key in SAMPLE_KEYS if key in obs.columns):
-        seen: list[set[str | None]] = [set() for _ in slices]
-        for start in range(0, cells, OBS_ROWS):
-            stop = min(start + OBS_ROWS, cells)
-            codes, labels = obs.labels(key, start, stop)
+    for key in (key for key in SAMPLE_KEYS if key in reader.obs.columns):
+        seen: list[set[str | None]] = [set() for _ in reader.slices]
+        for start in range(0, reader.num_cells, OBS_ROWS):
+            stop = min(start + OBS_ROWS, reader.num_cells)
+            codes, labels = reader.obs.labels(key, start, stop)
             names = [*labels.to_pylist(), None]  # a missing name has code -1
-            several = SLICE_KEY in obs.columns
-            of_slice = slice_codes(obs, slices, start, stop) if several else np.zeros_like(codes)
-            for number, code in np.unique(np.stack([of_slice, codes]), axis=1).T.tolist():
+            pairs = np.stack([reader.slice_id(start, stop), codes])
+            for number, code in np.unique(pairs, axis=1).T.tolist():
                 seen[number].add(names[code])
         if all(len(samples) == 1 for samples in seen):
-            return tuple(samples.pop() for samples in seen)
-    return (None,) * len(slices)
+            return [samples.pop() for samples in seen]
+    return [None] * len(reader.slices)
 
 
 def _bytes_per_row(expression: Expression) -> float:
@@ -231,66 +212,3 @@ def _check_positions(task: InspectionTask, positions: Positions) -> None:
         )
     for start in range(0, positions.cells, OBS_ROWS):
         positions.rows(start, min(start + OBS_ROWS, positions.cells))
-
-
-def _slices(
-    task: InspectionTask, obs: Frame, cells: int, chunk_rows: int
-) -> tuple[tuple[str, ...], Int64[np.ndarray, "C S"]]:
-    """Name the slices of a file and count their cells in each chunk."""
-    starts = range(0, cells, chunk_rows)
-    if SLICE_KEY not in obs.columns:
-        sizes = [[min(chunk_rows, cells - start)] for start in starts]
-        return (Path(task.name).with_suffix("").as_posix(),), np.array(sizes)
-    names = slice_names(obs, cells)
-    counts = [
-        np.bincount(
-            slice_codes(obs, names, start, min(start + chunk_rows, cells)), minlength=len(names)
-        )
-        for start in starts
-    ]
-    return names, np.stack(counts)
-
-
-def slice_names(obs: Frame, cells: int) -> tuple[str, ...]:
-    """Name the slices of `obs["slice_id"]`: numbers in their order, other names by the alphabet."""
-    names = _names_that_occur(obs, SLICE_KEY, cells)
-    assert names is not None
-    try:
-        numbers = {name: float(name) for name in names}
-    except ValueError:
-        return tuple(sorted(names))
-    # "nan" is read as a number, too, and is not one of them.
-    ordered = all(map(math.isfinite, numbers.values()))
-    return tuple(sorted(names, key=numbers.__getitem__ if ordered else None))
-
-
-def slice_codes(
-    obs: Frame, names: tuple[str, ...], start: int, stop: int
-) -> Int64[np.ndarray, " N"]:
-    """Return the index in `names` of each row's slice."""
-    codes, labels = obs.labels(SLICE_KEY, start, stop)
-    missing = np.flatnonzero(codes < 0)
-    if len(missing):
-        raise InputError(
-            f"{obs.path}: obs[{SLICE_KEY!r}] is missing for some cells (first in row "
-            f"{start + missing[0]}): name the slice of every cell, or drop the column"
-        )
-    return index_of_labels(labels, names)[codes]
-
-
-def index_of_labels(labels: pa.StringArray, names: tuple[str, ...]) -> Int64[np.ndarray, " L"]:
-    """Return the index in `names` of each label; -1 for one that does not occur there."""
-    index_of = {name: number for number, name in enumerate(names)}
-    index = [index_of.get(label, -1) for label in labels.to_pylist()]
-    return np.array(index, dtype=np.int64).reshape(-1)
-
-
-def _names_that_occur(obs: Frame, column: str | None, cells: int) -> tuple[str, ...] | None:
-    if column is None or column not in obs.columns:
-        return None
-    occurring: set[str] = set()
-    for start in range(0, cells, OBS_ROWS):
-        codes, labels = obs.labels(column, start, min(start + OBS_ROWS, cells))
-        used = np.unique(codes[codes >= 0])
-        occurring.update(labels.take(pa.array(used)).to_pylist())
-    return tuple(sorted(occurring))

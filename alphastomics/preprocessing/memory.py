@@ -8,10 +8,10 @@ from threading import Lock
 import numpy as np
 
 from alphastomics.preprocessing import order
-from alphastomics.preprocessing.patches import patches
+from alphastomics.preprocessing.cell_table import CellTable, Rows, joined_tables
 from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader, joined_tables
-from alphastomics.preprocessing.streaming import Draw, cells_per_slice, mapped
+from alphastomics.preprocessing.shard_reader import ShardReader
+from alphastomics.preprocessing.streaming import Draw, Source, mapped
 
 # The expression of a slice (N, G) enters, smoothed (N, F) it leaves.
 Smooth = Callable[[np.ndarray], np.ndarray]
@@ -19,7 +19,7 @@ Smooth = Callable[[np.ndarray], np.ndarray]
 Chosen = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class MemorySource:
+class MemorySource(Source):
     """Samples sets from a split that is read once, when its first batch is asked for.
 
     Parameters
@@ -39,27 +39,21 @@ class MemorySource:
         chosen: Chosen | None = None,
         smooth: Smooth | None = None,
     ) -> None:
-        self.reader, self.draw, self.chosen, self.smooth = reader, draw, chosen, smooth
+        super().__init__(reader, draw)
+        self.chosen, self.smooth = chosen, smooth
         self._table: CellTable | None = None
         self._lock = Lock()
-
-    @property
-    def num_cells(self) -> int:
-        """Count the cells to draw from, over all ranks."""
-        if self.chosen is None:
-            return self.reader.metadata.splits[self.reader.split].cells
-        return len(self._loaded(None))
 
     def table(self) -> CellTable:
         """Return the cells to draw from."""
         return self._loaded(None)
 
-    def count_units(self) -> int:
-        """Count what is shared out among the ranks: cells for random sets, else whole sets."""
+    def cells_per_slice(self) -> dict[int, int]:
+        """Count the cells of each slice that are there to draw from, over all ranks."""
         if self.chosen is None:
-            return self.draw.count_units(cells_per_slice(self.reader))
+            return super().cells_per_slice()
         numbers, counts = np.unique(self._loaded(None).slice_id, return_counts=True)
-        return self.draw.count_units(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
@@ -100,7 +94,7 @@ class MemorySource:
     def _random_sets(self, epoch: int) -> list[Rows]:
         draw = self.draw
         cells = self.count_units()
-        start, stop = order.share_of(cells, draw.rank, draw.world_size)
+        start, stop = draw.share_of(cells)
         rng = np.random.default_rng([draw.seed, order.GROUP_STREAM, epoch])
         mine = rng.permutation(cells)[start:stop]
         return [mine[first : first + draw.set_size] for first in range(0, len(mine), draw.set_size)]
@@ -113,17 +107,13 @@ class MemorySource:
         cells = {number: len(rows) for number, rows in rows_of.items()}
         windows = order.slice_windows(cells, draw.set_size, len(table), draw.seed, epoch)
         chosen = [chosen for window in windows for chosen in window]
-        start, stop = order.share_of(len(chosen), draw.rank, draw.world_size)
+        start, stop = draw.share_of(len(chosen))
         divided: dict[int, list[np.ndarray]] = {}
         sets: list[Rows] = []
         for cell_set in chosen[start + first_set : stop]:
-            rows = rows_of[cell_set.slice_number]
-            if cell_set.slice_number not in divided:
-                rng = order.slice_generator(draw.seed, epoch, cell_set.slice_number)
-                divided[cell_set.slice_number] = (
-                    order.random_sets(len(rows), draw.set_size, rng)
-                    if draw.kind == "slice"
-                    else patches(table.position[rows], draw.set_size, rng)
-                )
-            sets.append(rows[divided[cell_set.slice_number][cell_set.number]])
+            number = cell_set.slice_number
+            rows = rows_of[number]
+            if number not in divided:
+                divided[number] = draw.divided(table.position[rows], number, epoch)
+            sets.append(rows[divided[number][cell_set.number]])
         return sets

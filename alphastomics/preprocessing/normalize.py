@@ -8,7 +8,7 @@ which loses all digits when the mean is large beside the std.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32
+from jaxtyping import Bool, Float, Float32, Float64, Int32
 from scipy.sparse import csr_array
 
 from alphastomics.preprocessing.schema import TARGET_SUM
@@ -120,4 +120,19 @@ def densified(
         index = np.repeat(np.arange(stop - start, dtype=np.int64) * genes, np.diff(pointers))
         index += values.indices[pointers[0] : pointers[-1]]
         rows.reshape(-1)[index] = values.data[pointers[0] : pointers[-1]]
+    return dense
+
+
+def standardized(
+    values: csr_array, moments: Moments | None, measured: Bool[np.ndarray, " G"]
+) -> Float32[np.ndarray, "N G"]:
+    """Expand cells of one slice, standardised where there are moments; 0 where not measured."""
+    if moments is None:
+        dense = values.toarray()
+    else:
+        mean, std = moments.mean, standard_deviation(moments)
+        entries = standardized_entries(values, mean, std)
+        slice_id = np.zeros(values.shape[0], dtype=np.int32)
+        dense = densified(entries, slice_id, absent(mean, std)[None])
+    dense[:, ~measured] = 0
     return dense

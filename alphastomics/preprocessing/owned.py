@@ -5,7 +5,6 @@ is complete. A file that no record lists belongs to the user, whatever its name.
 """
 
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -21,7 +20,6 @@ from alphastomics.preprocessing.schema import (
     STATISTICS_FILE,
 )
 
-REPLACED_FILE = "replaced.json"
 PART_FILE = re.compile(r"part-\d{5,}-\d{5,}\.arrow", re.ASCII)
 WRITTEN_SHARD = re.compile(rf"({'|'.join(SPLITS)})(-\d{{5,}})?\.parquet", re.ASCII)
 # Words that a damaged record of ours still has, and other programs' files have not.
@@ -33,7 +31,7 @@ def dataset_files(folder: Path) -> list[str] | None:
     path = folder / DATASET_FILE
     if not path.is_file():
         return None
-    listed = _names(resume.load(path), ("parts",), "file")
+    listed = _names(resume.load(path), "parts")
     if listed is None:
         if not _was_ours(path):
             return None
@@ -46,9 +44,8 @@ def processed_files(folder: Path) -> list[str] | None:
     path = folder / METADATA_FILE
     if not path.is_file():
         return None
-    splits = [("splits", split, "shards") for split in SPLITS]
     document = resume.load(path)
-    listed = [_names(document, keys, "file") for keys in splits]
+    listed = [_names(document, "splits", split, "shards") for split in SPLITS]
     if None in listed:
         if not _was_ours(path):
             return None
@@ -59,15 +56,15 @@ def processed_files(folder: Path) -> list[str] | None:
     return [*filter(SHARD_FILE.fullmatch, shards), SCALING_FILE, METADATA_FILE]
 
 
-def _names(document: Any, keys: Sequence[str], field: str) -> list[str] | None:
-    """Read the names that a record lists under some keys; None where it lists none."""
+def _names(document: Any, *keys: str) -> list[str] | None:
+    """Read the names of files that a record lists under some keys; None where it lists none."""
     for key in keys:
         if not isinstance(document, dict) or key not in document:
             return None
         document = document[key]
     if not isinstance(document, list):
         return None
-    names = [record.get(field) for record in document if isinstance(record, dict)]
+    names = [record.get("file") for record in document if isinstance(record, dict)]
     return [name for name in names if isinstance(name, str)]
 
 
@@ -77,18 +74,6 @@ def _was_ours(path: Path) -> bool:
     return all(word in text for word in RECORD_WORDS[path.name])
 
 
-def remember_replaced(work: Path, names: Iterable[str]) -> None:
-    """Write down which old files go when the new ones are complete; a killed run looks it up."""
-    known = replaced(work)
-    resume.write_marker(work / REPLACED_FILE, {"files": sorted({*known, *names})})
-
-
-def replaced(work: Path) -> list[str]:
-    """Return the old files that were to go: names that this program gives, and no others."""
-    names = (resume.load_marker(work / REPLACED_FILE) or {}).get("files")
-    return [name for name in names if is_own_name(name)] if isinstance(names, list) else []
-
-
 def is_own_name(name: Any) -> TypeGuard[str]:
     """Tell a name that this program gives to a file of a dataset from any other, or a path."""
     return isinstance(name, str) and (
@@ -96,48 +81,6 @@ def is_own_name(name: Any) -> TypeGuard[str]:
         or PART_FILE.fullmatch(name) is not None
         or SHARD_FILE.fullmatch(name) is not None
     )
-
-
-def moved_in(work: Path, folder: Path, pattern: str) -> list[str]:
-    """List files that a killed run had already moved to the output, by its completion markers."""
-    moved = []
-    for path in sorted(work.glob(pattern)):
-        marker = resume.load_marker(path) or {}
-        name = marker.get("file")
-        if is_own_name(name) and resume.is_file_of(folder / name, marker.get("sha256")):
-            moved.append(name)
-    return moved
-
-
-def move_into_place(record: Path, staged: dict[Path, Path], old: Iterable[Path]) -> None:
-    """Replace old files by new ones; the record goes first, so that no mixture is taken for whole.
-
-    Parameters
-    ----------
-    record
-        The file that vouches for the old ones; the caller writes the new one afterwards.
-    staged
-        Complete new file -> its final path; one that is gone was moved before.
-    old
-        Files to remove, save those that are replaced.
-    """
-    record.unlink(missing_ok=True)
-    for source, target in staged.items():
-        if source.is_file():
-            source.replace(target)
-    for path in set(old) - set(staged.values()):
-        path.unlink(missing_ok=True)
-
-
-def require_outside(inputs: Iterable[Path], *work: Path) -> None:
-    """Refuse inputs in a folder that this program clears when it is done."""
-    for path in inputs:
-        for folder in work:
-            if path.resolve().is_relative_to(folder.resolve()):
-                raise InputError(
-                    f"{path}: lies in {folder}, which is cleared when the work is done: move it "
-                    "elsewhere first, or choose another --output_dir"
-                )
 
 
 def require_not_read(output: Path, *inputs: Path | None) -> None:

@@ -1,17 +1,24 @@
-"""Does a query fit the model? Its values and genes enter; words, and whether to normalise, leave.
+"""A query for a model: a file of cells enters; how to read them as in training, and words, leave.
 
-The same question for `sample`, `test`, `extract` and the notebook: a query that was normalised
-before, shares few genes with the model, or is in other units, gives results that look right.
+The same for `sample`, `test`, `extract` and the notebook: a query that was normalised before,
+shares few genes with the model, or is in other units, gives results that look right.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 from scipy.sparse import csr_array
 
+from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
+from alphastomics.preprocessing.genes import align
+from alphastomics.preprocessing.reader import CellForm, CellReader
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +29,79 @@ FEW_GENES, VERY_FEW_GENES = 0.5, 0.1
 # Micrometres and pixels, or millimetres, differ by more.
 UNIT_RATIO = 5.0
 SHOWN_VALUES = 100_000
+LEAST_CELLS = 2
+# What a module that was not trained by `train` is taken to have seen.
+DEFAULT_NORMALIZATION = {"log_normalize": True, "scale": True}
+
+
+class Query(NamedTuple):
+    """An open file of cells, and what they are to become.
+
+    `measured` are the model's genes that the file has; with `scale`, values are to be standardised
+    within their slice; `dims` counts the coordinates, 0 without any.
+    """
+
+    reader: CellReader
+    form: CellForm
+    measured: Bool[np.ndarray, " G"]
+    scale: bool
+    dims: int
+
+
+@contextmanager
+def opened_query(
+    path: Path,
+    genes: Sequence[str],
+    normalization: Mapping[str, Any] | None,
+    options: PreprocessingConfig,
+    first_rows: int | None = None,
+) -> Iterator[Query]:
+    """Open a file whose cells a model is asked about, and check that they fit it.
+
+    Parameters
+    ----------
+    path
+        An AnnData file or store.
+    genes, normalization
+        The model's genes, and what was done to its training cells.
+    options
+        Where in the file the cells are, and whether they were normalised before.
+    first_rows
+        Rows that say whether the values are counts; None asks all.
+    """
+    trained = normalization or DEFAULT_NORMALIZATION
+    with in_subprocess(path) as root:
+        reader = CellReader(path, root, path.stem)
+        require_enough(reader.num_cells, path)
+        alignment = align(reader.genes, genes, path)
+        positions = reader.positions(options.position_key)
+        if positions is not None and positions.columns not in (2, 3):
+            raise InputError(
+                f"{path}: {positions.field} has {positions.columns} columns, not 2 or 3"
+            )
+        stop = min(reader.num_cells, first_rows or reader.num_cells)
+        normalize = trained["log_normalize"] and needs_normalizing(
+            reader.counts(0, stop),
+            path,
+            has_log1p="uns" in root and "log1p" in root["uns"],
+            asked=options.log_normalize,
+            as_it_is=bool(trained.get("fractions")),
+        )
+        measured = np.ones(len(genes), dtype=bool)
+        measured[alignment.missing()] = False
+        check_genes(int(measured.sum()), genes, path)
+        types = reader.names_that_occur(options.cell_type_key) or ()
+        form = CellForm(
+            alignment, bool(normalize), options.position_key, options.cell_type_key, types
+        )
+        dims = 0 if positions is None else positions.columns
+        yield Query(reader, form, measured, bool(trained["scale"]), dims)
+
+
+def require_enough(cells: int, where: object) -> None:
+    """Refuse inputs that make no tissue."""
+    if cells < LEAST_CELLS:
+        raise InputError(f"{where}: {cells} cell(s); at least {LEAST_CELLS} are needed")
 
 
 def needs_normalizing(

@@ -7,14 +7,12 @@ their own content, and completion markers that of the files they vouch for.
 
 import hashlib
 import json
-import shutil
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from alphastomics.errors import InputError
-from alphastomics.io.files import PARTIAL_SUFFIX, is_partial, sha256_of, write_text
+from alphastomics.io.files import sha256_of, write_text
 
 REQUEST_FILE = "request.json"
 CHECKSUM_KEY = "record_sha256"
@@ -68,6 +66,29 @@ def is_file_of(path: Path, digest: Any) -> bool:
     return path.is_file() and sha256_of(path) == digest
 
 
+def are_files_of(folder: Path, checksums: Mapping[str, str]) -> bool:
+    """Tell whether all files of a folder that a record lists are as they were written."""
+    return all(is_file_of(folder / name, digest) for name, digest in checksums.items())
+
+
+def load_done(done: Path, files: Mapping[str, Sequence[Path]]) -> dict[str, Any] | None:
+    """Read a task's completion marker; None where the task is not done, or a file is not as it was.
+
+    Parameters
+    ----------
+    done
+        The marker.
+    files
+        The key of each file's sha256 in the marker -> where the file may be.
+    """
+    marker = load_marker(done)
+    if marker is not None:
+        for key, paths in files.items():
+            if not any(is_file_of(path, marker[key]) for path in paths):
+                return None
+    return marker
+
+
 def flattened(value: Any, name: str) -> Iterator[tuple[str, object]]:
     """Name every leaf of nested plain data."""
     if isinstance(value, dict):
@@ -102,48 +123,6 @@ def require_same_request(before: Any, now: dict[str, Any], folder: Path) -> None
             f"{folder}: was begun with other inputs or settings: {'; '.join(changes[:SHOWN])}{more}"
             ". Give --overwrite to start again, or another --output_dir"
         )
-
-
-@contextmanager
-def undone_on_bad_input(*work: Path, empty: Sequence[Path]) -> Iterator[None]:
-    """Remove the unfinished work when the input turns out to be bad: nothing half-written is left.
-
-    Work that was stopped for another reason stays, since the same command will go on with it. The
-    folders `empty` go too, if nothing is left in them.
-    """
-    try:
-        yield
-    except InputError:
-        for path in work:
-            remove_work(path)
-        for folder in empty:
-            if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
-                folder.rmdir()
-        raise
-
-
-def remove_work(folder: Path) -> None:
-    """Remove a folder of unfinished work, if it is there; only this program writes into one."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.is_dir():
-        shutil.rmtree(folder)
-
-
-def first_file(folder: Path, ignored: Collection[str] = ()) -> Path | None:
-    """Return the first thing in a folder that no killed run left under a temporary name."""
-    if not folder.is_dir():
-        return None
-    paths = [path for path in folder.iterdir() if not is_partial(path)]
-    return min((path for path in paths if path.name not in ignored), default=None)
-
-
-def remove_partial_files(*folders: Path) -> None:
-    """Remove what a killed run left under its temporary names; other names are not ours."""
-    for folder in folders:
-        for path in folder.glob(f".*{PARTIAL_SUFFIX}"):
-            if is_partial(path):
-                path.unlink(missing_ok=True)
 
 
 def write_marker(path: Path, value: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from alphastomics.errors import InputError
@@ -35,6 +34,20 @@ SHARD_FILE = re.compile(rf"{DATA_FOLDER}/[A-Za-z0-9_][\w.-]*\.parquet", re.ASCII
 
 NonNegative = Annotated[int, Field(ge=0)]
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def require_all(checks: dict[str, bool]) -> None:
+    """Refuse, with the first check that does not hold."""
+    for said, holds in checks.items():
+        if not holds:
+            raise ValueError(said)
+
+
+def first_fault(error: ValidationError) -> str:
+    """Say where a record is wrong first, and what is wrong there."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the file"
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 class Record(BaseModel):
@@ -185,6 +198,14 @@ class Metadata(Record):
         return planar == {False} or (self.common_frame and planar == {True})
 
     @property
+    def checksums(self) -> dict[str, str]:
+        """Return the sha256 of every file that the folder has beside metadata.json."""
+        shards = [shard for split in self.splits.values() for shard in split.shards]
+        known = {shard.file: shard.sha256 for shard in shards}
+        scaling = self.scaling_sha256
+        return known if scaling is None else {**known, SCALING_FILE: scaling}
+
+    @property
     def training_digest(self) -> str:
         """Return the digest of the training cells, by which a model knows them again."""
         digests = "".join(shard.sha256 for shard in self.splits["train"].shards)
@@ -213,11 +234,10 @@ class Metadata(Record):
                 for shard in shards
             ),
         }
-        for said, holds in checks.items():
-            if not holds:
-                raise ValueError(said)
-        if not self._adds_up():
-            raise ValueError("cells_per_split does not add up to the cells of slices and splits")
+        require_all(checks)
+        # After the others: it counts on them.
+        said = "cells_per_split does not add up to the cells of slices and splits"
+        require_all({said: self._adds_up()})
         return self
 
     def _adds_up(self) -> bool:
@@ -249,11 +269,8 @@ def parse_metadata(text: str, where: str) -> Metadata:
     try:
         metadata = Metadata.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        said = first["msg"].removeprefix("Value error, ")
         raise InputError(
-            f"{where}: {field}: {said}; it was not written by this version of "
+            f"{where}: {first_fault(error)}; it was not written by this version of "
             "`alphastomics preprocess`, or was altered: preprocess again"
         ) from error
     if metadata.record_sha256 is not None and not checksum_holds(json.loads(text)):
@@ -267,8 +284,3 @@ def parse_metadata(text: str, where: str) -> Metadata:
 def shard_name(split: str, index: int, total: int) -> str:
     """Name a shard: `train.parquet` when it is the only one, else `train-00000.parquet`, …."""
     return f"{split}.parquet" if total == 1 else f"{split}-{index:05d}.parquet"
-
-
-def vector_of(value: pa.DataType) -> pa.DataType:
-    """Return the list type of a vector per cell; without nulls it reads twice as fast."""
-    return pa.list_(pa.field("element", value, nullable=False))

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from alphastomics.preprocessing.shard_reader import CellTable, Rows, ShardReader
+from alphastomics.preprocessing.cell_table import CellTable, Rows, empty_table, joined_tables
+from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.utils.dataholder import NONE, DataHolder
 
 
@@ -37,30 +38,32 @@ def batch_of(
 ) -> DataHolder:
     """Make a batch of at most `sets_per_batch` sets; what is lacking is padded and masked."""
     chosen = [_runs_joined(table, rows) for table, rows in _grouped(sets)]
+    cells = joined_tables(chosen) if chosen else empty_table(0, reader.metadata.num_genes)
     sizes = [length(rows) for _, rows in sets]
     padded_rows = None if sum(sizes) == shape.cells else _padded_rows(sizes, shape.set_size)
 
-    def column(blocks: list[np.ndarray], fill: int, width: tuple[int, ...]) -> np.ndarray:
-        return _padded(blocks, padded_rows, shape, fill, width)
+    def column(values: np.ndarray, fill: int) -> np.ndarray:
+        """Lay a column of the cells out as sets."""
+        if padded_rows is not None:
+            padded = np.full((shape.cells, *values.shape[1:]), fill, dtype=values.dtype)
+            padded[padded_rows] = values
+            values = padded
+        return values.reshape(shape.sets_per_batch, shape.set_size, *values.shape[1:])
 
-    genes = reader.metadata.num_genes
-    slice_id = column([cells.slice_id for cells in chosen], NONE, ()).astype(np.int64)
-    mask = column([np.ones(len(cells), dtype=bool) for cells in chosen], 0, ())
-    cell_id = column([cells.cell_id for cells in chosen], NONE, ())
+    slice_id = column(cells.slice_id, NONE).astype(np.int64)
+    mask = column(np.ones(len(cells), dtype=bool), 0)
+    cell_id = column(cells.cell_id, NONE)
     panel, measured = _panels(reader, np.where(mask, slice_id, 0))
-    cell_type = column([cells.cell_type for cells in chosen], NONE, ()).astype(np.int64)
-    known = [cells.smoothed for cells in chosen if cells.smoothed is not None]
-    width = known[0].shape[1] if known else 0
     return DataHolder(
-        expression=_tensor(column([reader.dense(cells) for cells in chosen], 0, (genes,))),
-        positions=_tensor(column([cells.position for cells in chosen], 0, (3,))),
-        node_mask=_tensor(mask.astype(bool)),
-        cell_type=_tensor(cell_type),
+        expression=_tensor(column(reader.dense(cells), 0)),
+        positions=_tensor(column(cells.position, 0)),
+        node_mask=_tensor(mask),
+        cell_type=_tensor(column(cells.cell_type, NONE).astype(np.int64)),
         slice_id=_tensor(slice_id),
         cell_id=_tensor(cell_id),
         panel=_tensor(panel),
         measured_genes=_tensor(measured),
-        smoothed=_tensor(column(known, 0, (width,))) if known else None,
+        smoothed=None if cells.smoothed is None else _tensor(column(cells.smoothed, 0)),
         first_cells=tuple(cell_id[:, 0].tolist()),
         real_cells=sum(sizes),
     )
@@ -96,28 +99,6 @@ def _padded_rows(sizes: list[int], set_size: int) -> Int64[np.ndarray, " N"]:
     first = np.arange(len(sizes)) * set_size
     before = np.cumsum([0, *sizes])[:-1]
     return np.arange(sum(sizes)) + np.repeat(first - before, sizes)
-
-
-def _padded(
-    blocks: list[np.ndarray],
-    padded_rows: Int64[np.ndarray, " N"] | None,
-    shape: BatchShape,
-    fill: int,
-    width: tuple[int, ...],
-) -> np.ndarray:
-    """Join blocks of cells and lay them out as sets."""
-    layout = (shape.sets_per_batch, shape.set_size, *width)
-    if padded_rows is None:
-        whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        return whole.reshape(layout)
-    # Float is what all but numbers and masks are, and an empty batch has no block to ask.
-    kind = blocks[0].dtype if blocks else np.dtype(np.float32 if width else np.int64)
-    flat = np.full((shape.cells, *width), fill, dtype=kind)
-    start = 0
-    for block in blocks:
-        flat[padded_rows[start : start + len(block)]] = block
-        start += len(block)
-    return flat.reshape(layout)
 
 
 def _panels(reader: ShardReader, slice_id: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

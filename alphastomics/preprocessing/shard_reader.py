@@ -2,21 +2,27 @@
 
 import io
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
-from scipy.sparse import csr_array, vstack
+from jaxtyping import Bool, Float32, Int64
 
 from alphastomics.errors import InputError, quoted
+from alphastomics.preprocessing.cell_table import (
+    CellTable,
+    check_batch,
+    from_batch,
+    shard_schema,
+)
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
-from alphastomics.preprocessing.parts import CELL_COLUMNS, shard_schema
 from alphastomics.preprocessing.schema import (
     METADATA_FILE,
     SCALING_FILE,
@@ -24,52 +30,8 @@ from alphastomics.preprocessing.schema import (
     ShardRecord,
 )
 
-Rows = slice | np.ndarray
-# One number per cell: fields of `CellTable`, and columns of shards. Names stay on the disk.
-NUMBER_COLUMNS = {
-    name: kind.to_pandas_dtype()
-    for name, kind in CELL_COLUMNS.items()
-    if not pa.types.is_string(kind)
-}
+Result = TypeVar("Result")
 DAMAGED = "the shard was altered or cut short: copy it again, or preprocess again"
-
-
-@dataclass(frozen=True)
-class CellTable:
-    """Cells in memory; expression is dense, or CSR until a batch is made of it."""
-
-    expression: Float32[np.ndarray, "N G"] | csr_array
-    position: Float64[np.ndarray, "N 3"]
-    cell_type: Int32[np.ndarray, " N"]
-    slice_id: Int32[np.ndarray, " N"]
-    cell_id: Int64[np.ndarray, " N"]
-    smoothed: Float32[np.ndarray, "N F"] | None = None
-
-    def __len__(self) -> int:
-        """Count the cells."""
-        return len(self.cell_id)
-
-    def take(self, rows: Rows) -> "CellTable":
-        """Return some cells; a slice of them costs nothing."""
-        if isinstance(self.expression, csr_array) and isinstance(rows, slice):
-            expression = sparse_rows(self.expression, rows.start, rows.stop)
-        else:
-            expression = self.expression[rows]
-        smoothed = None if self.smoothed is None else self.smoothed[rows]
-        columns = {name: column[rows] for name, column in self.columns().items()}
-        return CellTable(expression, self.position[rows], **columns, smoothed=smoothed)
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return what has one number per cell, by the name of its column."""
-        return {name: getattr(self, name) for name in NUMBER_COLUMNS}
-
-
-def sparse_rows(values: csr_array, start: int, stop: int) -> csr_array:
-    """View some rows of a CSR matrix; scipy's own slicing would copy them."""
-    pointers = values.indptr[start : stop + 1]
-    first, last = pointers[0], pointers[-1]
-    parts = (values.data[first:last], values.indices[first:last], pointers - first)
-    return csr_array(parts, shape=(stop - start, values.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -157,30 +119,24 @@ class ShardReader:
         return np.array([record.panel for record in self.metadata.slices])
 
     def read(self, piece: Piece) -> CellTable:
-        """Read some rows of a row group."""
-        table = self._read_columns(piece, self._columns)
-        record = self.shards[piece.shard]
-        try:
-            return self._cells(table, record, piece)
-        except (KeyError, IndexError, UnicodeDecodeError, pa.ArrowException) as error:
-            raise self._damaged(record, error) from error
+        """Read some rows of a row group; the names of cells stay on the disk."""
+        columns = [name for name in self._schema.names if name != "obs_name"]
+        cells = self._read_columns(piece, columns, lambda batch: self._cells(batch, piece))
+        whole = len(piece) == len(cells)
+        return cells if whole else cells.take(slice(piece.start, piece.stop))
 
-    def names(self, piece: Piece) -> list[str]:
-        """Return the cells' names in the input."""
-        names = self._read_columns(piece, ["obs_name"])["obs_name"].to_pylist()
-        return names[piece.start : piece.stop]
-
-    def named_cells(self, piece: Piece) -> tuple[Int64[np.ndarray, " N"], pa.ChunkedArray]:
+    def names(self, piece: Piece) -> tuple[Int64[np.ndarray, " N"], pa.StringArray]:
         """Return the numbers of a row group's cells, and their names in the input."""
-        table = self._read_columns(piece, ["cell_id", "obs_name"])
-        return table["cell_id"].to_numpy(), table["obs_name"]
+        return self._read_columns(
+            piece,
+            ["cell_id", "obs_name"],
+            lambda batch: (batch["cell_id"].to_numpy(), batch["obs_name"]),
+        )
 
-    def _damaged(self, record: ShardRecord, error: Exception) -> InputError:
-        said = quoted(error, 150)
-        return InputError(f"{self.folder.name_of(record.file)}: cannot be read ({said}): {DAMAGED}")
-
-    def _read_columns(self, piece: Piece, columns: list[str]) -> pa.Table:
-        """Read columns of a whole row group."""
+    def _read_columns(
+        self, piece: Piece, columns: list[str], convert: Callable[[pa.RecordBatch], Result]
+    ) -> Result:
+        """Read columns of a whole row group, and convert them; what goes wrong is the shard's."""
         record = self.shards[piece.shard]
         self._verify_once(piece.shard)
         try:
@@ -191,22 +147,19 @@ class ShardReader:
                     page_checksum_verification=self.verify and self.folder.local is None,
                 )
                 self._footers[piece.shard] = file.metadata
-                return file.read_row_group(piece.group, columns, use_threads=False)
-        except (pa.ArrowException, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
-            raise self._damaged(record, error) from (
-                error if self.folder.local is not None else None
-            )
+                table = file.read_row_group(piece.group, columns, use_threads=False)
+            return convert(table.combine_chunks().to_batches()[0])
+        except (pa.ArrowException, OSError, LookupError, ValueError) as error:
+            raise InputError(
+                f"{self.folder.name_of(record.file)}: cannot be read ({quoted(error, 150)}): "
+                f"{DAMAGED}"
+            ) from (error if self.folder.local is not None else None)
 
     def dense(self, table: CellTable) -> Float32[np.ndarray, "N G"]:
         """Return the expression of some cells as vectors."""
         if isinstance(table.expression, np.ndarray):
             return table.expression
         return densified(table.expression, table.slice_id, self.absent_value)
-
-    @property
-    def _columns(self) -> list[str]:
-        unread = CELL_COLUMNS.keys() - NUMBER_COLUMNS.keys()
-        return [name for name in self._schema.names if name not in unread]
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -236,94 +189,11 @@ class ShardReader:
                 )
             self._verified.add(number)
 
-    def _cells(self, table: pa.Table, record: ShardRecord, piece: Piece) -> CellTable:
+    def _cells(self, batch: pa.RecordBatch, piece: Piece) -> CellTable:
         """Convert the columns of a row group into numbers, without copying."""
-        batch = table.combine_chunks().to_batches()[0]
-        rows, genes = len(batch), self.metadata.num_genes
-        if rows != record.row_groups[piece.group]:
-            raise KeyError(f"row group {piece.group} has {rows} rows")
-        self._check_columns(batch)
-        expression: np.ndarray | csr_array
-        if self.metadata.storage == "dense":
-            values = batch["expression"].flatten().to_numpy()
-            if len(values) != rows * genes:
-                raise KeyError(f"expression does not hold {genes} genes per cell")
-            expression = values.reshape(rows, genes)
-        else:
-            expression = self._sparse(batch, rows, genes)
-        coordinates = batch["position"].flatten().to_numpy().astype(np.float64, copy=False)
-        if len(coordinates) != rows * 3:
-            raise KeyError("position does not hold 3 numbers per cell")
-        columns = {"cell_type": np.full(rows, -1, dtype=np.int32)}
-        stored = [name for name in NUMBER_COLUMNS if name in batch.schema.names]
-        columns |= {name: batch[name].to_numpy() for name in stored}
-        types, labels = self.metadata.cell_types, columns["cell_type"]
-        if types is not None and rows and not -1 <= labels.min() <= labels.max() < len(types):
-            raise KeyError("cell_type has numbers that are no cell type's")
-        whole = CellTable(expression, coordinates.reshape(rows, 3), **columns)
-        return whole if len(piece) == rows else whole.take(slice(piece.start, piece.stop))
-
-    def _check_columns(self, batch: pa.RecordBatch) -> None:
-        """Refuse columns of another type, with missing values, or with vectors of other lengths."""
-        lengths = {"expression": self.metadata.num_genes, "position": 3}
-        for name in batch.schema.names:
-            column, wanted = batch[name], self._schema.field(name).type
-            is_list = pa.types.is_list(wanted)
-            same = pa.types.is_list(column.type) if is_list else column.type == wanted
-            if same and is_list:
-                # Version 0.1 wrote positions as float32.
-                older = {pa.float32()} if name == "position" else set()
-                same = column.type.value_type in {wanted.value_type, *older}
-            if not same:
-                raise KeyError(f"{name} is of type {column.type}, not {wanted}")
-            flat = column.flatten() if is_list else column
-            if column.null_count or flat.null_count:
-                raise KeyError(f"{name} has missing values")
-            if name in lengths and (np.diff(column.offsets.to_numpy()) != lengths[name]).any():
-                raise KeyError(f"{name} does not hold {lengths[name]} numbers per cell")
-        numbers = batch["slice_id"].to_numpy()
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.metadata.slices):
-            raise KeyError("slice_id has numbers that are no slice's")
-
-    def _sparse(self, batch: pa.RecordBatch, rows: int, genes: int) -> csr_array:
-        index = batch["gene_index"]
-        indices, offsets = index.flatten().to_numpy(), index.offsets.to_numpy()
-        if len(indices) and not (indices.min() >= 0 and indices.max() < genes):
-            raise KeyError("gene_index lies outside the gene list")
-        if not index.offsets.equals(batch["gene_value"].offsets):
-            raise KeyError("gene_index and gene_value differ in number")
-        values = batch["gene_value"].flatten().to_numpy()
-        return csr_array((values, indices, offsets - offsets[0]), shape=(rows, genes))
-
-
-def joined_tables(tables: list[CellTable]) -> CellTable:
-    """Put tables one below the other."""
-    if len(tables) == 1:
-        return tables[0]
-    blocks = [table.expression for table in tables]
-    sparse = isinstance(blocks[0], csr_array)
-    columns = {
-        name: np.concatenate([getattr(table, name) for table in tables]) for name in NUMBER_COLUMNS
-    }
-    return CellTable(
-        vstack(blocks, format="csr") if sparse else np.concatenate(blocks),
-        np.concatenate([table.position for table in tables]),
-        **columns,
-    )
-
-
-def empty_table(cells: int, genes: int) -> CellTable:
-    """Allocate dense cells."""
-    return CellTable(
-        np.empty((cells, genes), dtype=np.float32),
-        np.empty((cells, 3), dtype=np.float64),
-        **{name: np.empty(cells, dtype=kind) for name, kind in NUMBER_COLUMNS.items()},
-    )
-
-
-def put_rows(target: CellTable, rows: Int64[np.ndarray, " M"], cells: CellTable) -> None:
-    """Copy cells to their rows of a dense table."""
-    target.expression[rows] = cells.expression
-    target.position[rows] = cells.position
-    for name, column in target.columns().items():
-        column[rows] = getattr(cells, name)
+        if len(batch) != self.shards[piece.shard].row_groups[piece.group]:
+            raise ValueError(f"row group {piece.group} has {len(batch)} rows")
+        metadata = self.metadata
+        most = {"slice_id": len(metadata.slices), "cell_type": len(metadata.cell_types or ())}
+        check_batch(batch, self._schema, metadata.num_genes, most)
+        return from_batch(batch, metadata.num_genes)

@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 
 from alphastomics.errors import InputError, quoted
-from alphastomics.io.files import replacing, sha256_of
+from alphastomics.io.files import HashedFile, hashing
+from alphastomics.preprocessing.cell_table import (
+    PART_SCHEMA,
+    CellTable,
+    joined_tables,
+    shard_schema,
+    to_batch,
+)
 from alphastomics.preprocessing.datasets import Part
 from alphastomics.preprocessing.normalize import (
     Moments,
@@ -24,19 +31,7 @@ from alphastomics.preprocessing.normalize import (
     moments_of_dense,
     standardized_entries,
 )
-from alphastomics.preprocessing.parts import (
-    SortedParts,
-    SparseCellTable,
-    arrow_columns,
-    equal_vectors,
-    joined_sparse_tables,
-    naming,
-    read_part,
-    shard_schema,
-    to_batch,
-    vectors,
-    write_part,
-)
+from alphastomics.preprocessing.parts import SortedParts, read_part, write_part
 from alphastomics.preprocessing.plan import (
     PlanRequest,
     ShufflePlan,
@@ -44,7 +39,8 @@ from alphastomics.preprocessing.plan import (
     make_shuffle_plan,
     order_in_bucket,
 )
-from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
+from alphastomics.preprocessing.resume import load_done, write_marker
+from alphastomics.preprocessing.scaling import mapped_scaling
 from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
@@ -63,7 +59,8 @@ class SortTask:
     number: int
     num_genes: int
     plan: PlanRequest
-    scaling: Path | None
+    scaled: bool
+    """Whether the slices are to be standardised, by what scaling.py wrote into `folder`."""
     z_values: tuple[float | None, ...]
     """The made-up z of each slice; None where the file had one."""
     first_cells: tuple[int, ...]
@@ -90,8 +87,8 @@ class ShardTask:
     storage: str
     with_cell_type: bool
     row_group_rows: int
-    absent_value: Path | None
-    """The file with what an entry that is not stored stands for, by slice; None for 0."""
+    scaled: bool
+    """Whether an entry that is not stored stands for its slice's standardised zero, or for 0."""
 
 
 def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int:
@@ -103,8 +100,8 @@ def row_group_rows(num_genes: int, entries_per_cell: float, storage: str) -> int
 def sort_part(task: SortTask) -> dict[str, Any]:
     """Standardise a part and sort it by bucket, unless that is done; return its marker."""
     done = task.target.with_suffix(".json")
-    marker = load_marker(done)
-    if marker is not None and is_file_of(task.target, marker["sha256"]):
+    marker = load_done(done, {"sha256": [task.target]})
+    if marker is not None:
         return marker
     cells = _renumbered(task, _standardized(task, _read(task.part, task.num_genes)))
     plan = plan_of(task.plan)
@@ -113,22 +110,20 @@ def sort_part(task: SortTask) -> dict[str, Any]:
     )
     order = np.argsort(bucket, kind="stable")
     numbers, starts = np.unique(bucket[order], return_index=True)
-    batch = to_batch(cells.take(order))
+    batch = to_batch(cells.take(order), PART_SCHEMA)
     stops = [*starts[1:].tolist(), len(order)]
     pieces = zip(numbers.tolist(), starts.tolist(), stops, strict=True)
     batches = {number: batch.slice(start, stop - start) for number, start, stop in pieces}
-    write_part(task.target, batches)
-    moments = _position_moments(cells, plan.split[bucket] == TRAIN)
     marker = {
-        "training_positions": moments,
-        "sha256": sha256_of(task.target),
+        "training_positions": _position_moments(cells, plan.split[bucket] == TRAIN),
+        "sha256": write_part(task.target, batches),
         "buckets": list(batches),
     }
     write_marker(done, marker)
     return marker
 
 
-def _read(part: Part, num_genes: int) -> SparseCellTable:
+def _read(part: Part, num_genes: int) -> CellTable:
     """Read one of stage 1's parts, and make sure that it is what stage 1 wrote."""
     content = part.path.read_bytes()
     if hashlib.sha256(content).hexdigest() != part.sha256:
@@ -137,15 +132,12 @@ def _read(part: Part, num_genes: int) -> SparseCellTable:
             "--overwrite"
         )
     try:
-        cells = read_part(content, num_genes)
+        cells = read_part(content, num_genes, len(part.cell_type_numbers))
         expected = np.concatenate(
             [np.arange(first, first + size) for _, first, size in part.runs], dtype=np.int64
         )
-        types = cells.cell_type
         if not np.array_equal(cells.cell_id, expected):
             raise ValueError("its cells are not those that dataset.json lists")
-        if not -1 <= types.min() <= types.max() < len(part.cell_type_numbers):
-            raise ValueError("it has cell types that are not listed")
     except (ValueError, pa.ArrowException, OSError, LookupError) as error:
         raise InputError(
             f"{part.path}: is damaged ({quoted(error, 150)}): run stage1 again with --overwrite"
@@ -153,14 +145,13 @@ def _read(part: Part, num_genes: int) -> SparseCellTable:
     return cells
 
 
-def _standardized(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
+def _standardized(task: SortTask, cells: CellTable) -> CellTable:
     """Standardise each slice's run of rows."""
-    if task.scaling is None:
+    if not task.scaled:
         return cells
-    mean = np.load(task.scaling.with_suffix(".mean.npy"), mmap_mode="r")
-    std = np.load(task.scaling.with_suffix(".std.npy"), mmap_mode="r")
+    mean, std = (mapped_scaling(task.folder, name) for name in ("mean", "std"))
     edges = np.cumsum([0, *(size for _, _, size in task.part.runs)])
-    values = cells.values
+    values = cells.sparse
     data = np.empty_like(values.data)
     for (number, _, _), start, stop in zip(task.part.runs, edges[:-1], edges[1:], strict=True):
         first, last = values.indptr[start], values.indptr[stop]
@@ -172,7 +163,7 @@ def _standardized(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
     return cells
 
 
-def _renumbered(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
+def _renumbered(task: SortTask, cells: CellTable) -> CellTable:
     """Give slices, cells and cell types their merged numbers, and 2D slices their merged z."""
     sizes = [size for _, _, size in task.part.runs]
     numbers = np.array([number for number, _, _ in task.part.runs])
@@ -193,7 +184,7 @@ def _renumbered(task: SortTask, cells: SparseCellTable) -> SparseCellTable:
     )
 
 
-def _position_moments(cells: SparseCellTable, chosen: np.ndarray) -> list[dict[str, Any]]:
+def _position_moments(cells: CellTable, chosen: np.ndarray) -> list[dict[str, Any]]:
     """Gather where the training cells of each slice lie."""
     records = []
     for number in np.unique(cells.slice_id[chosen]).tolist():
@@ -221,29 +212,26 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
     path = task.staged_folder / name
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
-    marker = load_marker(done)
+    marker = load_done(done, {"sha256": [path, task.staged_folder.parent / name]})
     if marker is not None:
-        candidates = (path, task.staged_folder.parent / name)
-        if any(is_file_of(candidate, marker["sha256"]) for candidate in candidates):
-            return marker
+        return marker
     groups: list[int] = []
+    parts = SortedParts(task.num_genes)
     with (
-        naming(path),
-        replacing(path) as partial,
-        SortedParts(task.num_genes) as parts,
-        _writer(partial, task) as writer,
+        hashing(path) as file,
+        _writer(file, task) as writer,
     ):
         for bucket in plan.buckets_of(task.split, task.shard):
             cells = _gathered(task, plan, bucket, parts)
             for start in range(0, len(cells), task.row_group_rows):
                 rows = np.arange(start, min(start + task.row_group_rows, len(cells)))
-                writer.write_table(_table(task, cells.take(rows)))
+                writer.write_batch(_batch(task, cells.take(rows)))
                 groups.append(len(rows))
     marker = {
         "file": f"{DATA_FOLDER}/{name}",
         "cells": sum(groups),
         "bytes": path.stat().st_size,
-        "sha256": sha256_of(path),
+        "sha256": file.sha256,
         "row_groups": groups,
         "slices": _runs_of(plan, task) if task.plan.layout == "slice" else None,
     }
@@ -251,12 +239,12 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     return marker
 
 
-def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
+def _writer(file: HashedFile, task: ShardTask) -> pq.ParquetWriter:
     # Dense values hardly compress and plain pages read fastest; sparse indices rise, so their
     # differences are small and take a byte where the number would take four.
     encoding = {"gene_index.list.element": "DELTA_BINARY_PACKED"}
     return pq.ParquetWriter(
-        path,
+        file,
         shard_schema(task.storage, with_cell_type=task.with_cell_type),
         compression="none",
         use_dictionary=False,
@@ -266,34 +254,20 @@ def _writer(path: Path, task: ShardTask) -> pq.ParquetWriter:
     )
 
 
-def _gathered(
-    task: ShardTask, plan: ShufflePlan, bucket: int, parts: SortedParts
-) -> SparseCellTable:
+def _gathered(task: ShardTask, plan: ShufflePlan, bucket: int, parts: SortedParts) -> CellTable:
     """Collect a bucket's cells from all parts and bring them into their final order."""
     paths = (task.folder / f"sorted-{number:06d}.arrow" for number in task.holders[bucket])
-    cells = joined_sparse_tables([parts.read(path, bucket) for path in paths])
+    cells = joined_tables([parts.read(path, bucket) for path in paths])
     by_id = np.argsort(cells.cell_id, kind="stable")
     return cells.take(by_id[order_in_bucket(plan, bucket)])
 
 
-def _table(task: ShardTask, cells: SparseCellTable) -> pa.Table:
+def _batch(task: ShardTask, cells: CellTable) -> pa.RecordBatch:
     """Convert cells into the columns of a shard."""
-    values = cells.values
-    if task.storage == "sparse":
-        index = vectors(values.indices.astype(np.int32, copy=False), values.indptr)
-        expression = [index, vectors(values.data, values.indptr)]
-    else:
-        expression = [equal_vectors(densified(values, cells.slice_id, _absent_value(task)))]
-    of_cells = arrow_columns(cells)
-    if not task.with_cell_type:
-        del of_cells["cell_type"]
-    columns = [*expression, equal_vectors(cells.position), *of_cells.values()]
-    schema = shard_schema(task.storage, with_cell_type=task.with_cell_type)
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _absent_value(task: ShardTask) -> Float32[np.ndarray, "S G"] | None:
-    return None if task.absent_value is None else np.load(task.absent_value, mmap_mode="r")
+    if task.storage == "dense":
+        absent = mapped_scaling(task.folder, "absent") if task.scaled else None
+        cells = replace(cells, expression=densified(cells.sparse, cells.slice_id, absent))
+    return to_batch(cells, shard_schema(task.storage, with_cell_type=task.with_cell_type))
 
 
 def _runs_of(plan: ShufflePlan, task: ShardTask) -> list[tuple[int, int]]:

@@ -7,7 +7,6 @@ of the parts: each file is read once.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.io.files import make_folder, sha256_of, write_text
+from alphastomics.io.files import sha256_of, write_text
 from alphastomics.io.progress import track
 from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import owned, resume
@@ -25,18 +24,15 @@ from alphastomics.preprocessing.inspection import (
     Inspection,
     InspectionTask,
     digest_of,
-    find_inputs,
-    is_generated,
-    obs_column_names,
     size_of,
 )
-from alphastomics.preprocessing.normalize import Moments, standard_deviation
-from alphastomics.preprocessing.parts import read_arrays
-from alphastomics.preprocessing.row_arrays import NOTHING, Blocks, unpacked, write_rows
+from alphastomics.preprocessing.reader import CellForm
+from alphastomics.preprocessing.scaling import NOTHING, read_moments, write_moments
 from alphastomics.preprocessing.schema import DATASET_FILE, SHUFFLE_FOLDER, STATISTICS_FILE
 from alphastomics.preprocessing.subprocess_reader import inspected_in_subprocess
 from alphastomics.preprocessing.transpose import TransposeTask, transpose
 from alphastomics.preprocessing.worker_pool import WorkerPool
+from alphastomics.preprocessing.workspace import Workspace, first_file
 
 logger = logging.getLogger(__name__)
 
@@ -55,17 +51,20 @@ FLAGS = (
 
 
 def request_of(
-    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, pool: WorkerPool
+    options: PreprocessingConfig,
+    name: str,
+    inputs: dict[str, Path],
+    gene_list_file: Path | None,
+    pool: WorkerPool,
 ) -> dict[str, Any]:
     """Gather all that the result depends on; input files count by their content."""
-    inputs = find_inputs(input_dir)
     listed = None
     if gene_list_file is not None:
         gene_names.read_gene_list(gene_list_file)
         listed = sha256_of(gene_list_file)
     digests = pool.run(digest_of, list(inputs.values()), lambda _: None)
     return {
-        "name": input_dir.resolve().name,
+        "name": name,
         "inputs": dict(zip(inputs, digests, strict=True)),
         "gene_list": listed,
         "flags": {key: getattr(options, key) for key in FLAGS},
@@ -75,7 +74,7 @@ def request_of(
 def run(
     options: PreprocessingConfig,
     request: dict[str, Any],
-    input_dir: Path,
+    inputs: dict[str, Path],
     gene_list_file: Path | None,
     folder: Path,
     pool: WorkerPool,
@@ -87,29 +86,22 @@ def run(
     The parts are made in a work folder inside; what was there before stays until they are complete.
     """
     work = folder / WORK_FOLDER
-    owned.require_outside(find_inputs(input_dir).values(), work)
+    space = Workspace(folder, DATASET_FILE, work, work, "part-*.json", owned.dataset_files)
+    space.require_outside(inputs.values())
     finished = None if overwrite else _finished(folder)
     if finished is not None and checked(finished, folder, request):
-        resume.remove_work(work)
+        space.clear()
         return dict(finished)
-    begun = resume.load_marker(work / resume.REQUEST_FILE)
-    if begun is not None and finished is None and not overwrite:
-        resume.require_same_request(begun, request, folder)
-    old = owned.dataset_files(folder)
-    if begun is None and old is None:
-        _require_no_foreign_files(folder)
-    inspections, genes = _look(options, input_dir, gene_list_file, pool)
-    make_folder(folder)
-    resume.remove_partial_files(folder)
-    old = [*(old or ()), *owned.replaced(work), *owned.moved_in(work, folder, "part-*.json")]
-    if begun != request:
-        resume.remove_work(work)
-    make_folder(work)
-    with resume.undone_on_bad_input(work, empty=[folder]):
-        resume.write_marker(work / resume.REQUEST_FILE, request)
-        owned.remember_replaced(work, old)
+    if finished is None and not overwrite:
+        space.require_same_request(request)
+    # Our own subfolders do not count.
+    space.require_ours([first_file(folder, {WORK_FOLDER, SHUFFLE_FOLDER})])
+    inspections, genes = _look(options, inputs, gene_list_file, pool)
+    with space.working(request, empty=[folder]):
         dataset = _act(options, request, inspections, genes, work, pool)
-    _move_into_place(folder, work, dataset)
+    space.move_into_place([*(part["file"] for part in dataset["parts"]), STATISTICS_FILE])
+    write_text(folder / DATASET_FILE, resume.dump(dataset))
+    space.clear()
     return dataset
 
 
@@ -127,39 +119,19 @@ def _finished(folder: Path) -> dict[str, Any] | None:
 def checked(finished: dict[str, Any], folder: Path, request: dict[str, Any]) -> bool:
     """Refuse a finished dataset of another request; tell whether one of this request is whole."""
     resume.require_same_request(finished.get("request"), request, folder)
-    return resume.checksum_holds(finished) and _is_whole(folder, finished)
-
-
-def _require_no_foreign_files(folder: Path) -> None:
-    """Refuse a folder in which somebody else keeps files; our own subfolders do not count."""
-    names = {WORK_FOLDER, SHUFFLE_FOLDER}
-    foreign = resume.first_file(folder, names)
-    if foreign is not None:
-        raise owned.not_ours(foreign)
-
-
-def _move_into_place(folder: Path, work: Path, dataset: dict[str, Any]) -> None:
-    """Move the complete parts to where dataset.json says they are, and clear the work folder."""
-    names = [*(part["file"] for part in dataset["parts"]), STATISTICS_FILE]
-    staged = {work / name: folder / name for name in names}
-    old = [folder / name for name in owned.replaced(work) if name != DATASET_FILE]
-    owned.move_into_place(folder / DATASET_FILE, staged, old)
-    write_text(folder / DATASET_FILE, resume.dump(dataset))
-    resume.remove_work(work)
-
-
-def _is_whole(folder: Path, dataset: dict[str, Any]) -> bool:
-    """Tell whether the parts are still as they were written."""
-    paths = {folder / part["file"]: part["sha256"] for part in dataset["parts"]}
-    paths[folder / STATISTICS_FILE] = dataset["statistics_sha256"]
-    return all(resume.is_file_of(path, digest) for path, digest in paths.items())
+    if not resume.checksum_holds(finished):
+        return False
+    parts = {part["file"]: part["sha256"] for part in finished["parts"]}
+    return resume.are_files_of(folder, {**parts, STATISTICS_FILE: finished["statistics_sha256"]})
 
 
 def _look(
-    options: PreprocessingConfig, input_dir: Path, gene_list_file: Path | None, pool: WorkerPool
+    options: PreprocessingConfig,
+    inputs: dict[str, Path],
+    gene_list_file: Path | None,
+    pool: WorkerPool,
 ) -> tuple[list[Inspection], list[str]]:
     """Inspect all files and fix the gene list, before anything is written."""
-    inputs = find_inputs(input_dir)
     sizes = {name: size_of(path) for name, path in inputs.items()}
     tasks = [
         InspectionTask(
@@ -189,24 +161,24 @@ def _look(
 
 def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection]) -> None:
     key = options.cell_type_key
-    lacking = [inspection.path for inspection in inspections if inspection.cell_types is None]
+    lacking = [inspection for inspection in inspections if inspection.cell_types is None]
     if key is not None and len(lacking) == len(inspections):
         raise InputError(
-            f"{lacking[0]}: obs[{key!r}] is missing, in this and every other file (columns of obs: "
-            f"{', '.join(obs_column_names(lacking[0])) or 'none'}): check --cell_type_key"
+            f"{lacking[0].path}: obs[{key!r}] is missing, in this and every other file (columns of "
+            f"obs: {', '.join(lacking[0].obs_columns) or 'none'}): check --cell_type_key"
         )
     if key is not None and lacking:
         logger.warning(
             "%d files have no obs[%r] (first %s): their cells get no cell type",
             len(lacking),
             key,
-            lacking[0],
+            lacking[0].path,
         )
 
 
 def _point_out_generated(inspections: list[Inspection]) -> None:
     """Name what `sample` wrote: by default it lies beside its input, among the slices."""
-    generated = [inspection.path for inspection in inspections if is_generated(inspection.path)]
+    generated = [inspection.path for inspection in inspections if inspection.is_generated]
     if generated:
         logger.warning(
             "%d files were written by `alphastomics sample` (first %s): their cells are taken like "
@@ -241,7 +213,13 @@ def chunk_tasks(
     transposes, chunks = [], []
     first_slice = 0
     for number, inspection in enumerate(inspections):
-        alignment = gene_names.align(inspection.genes, genes, inspection.path)
+        form = CellForm(
+            alignment=gene_names.align(inspection.genes, genes, inspection.path),
+            log_normalize=options.log_normalize,
+            position_key=options.position_key,
+            cell_type_key=options.cell_type_key,
+            cell_types=types,
+        )
         transpose = TransposeTask(inspection, folder, f"file-{number:05d}")
         if inspection.kind == "csc":
             transposes.append(transpose)
@@ -256,14 +234,10 @@ def chunk_tasks(
                     stop=stop,
                     folder=folder,
                     name=f"part-{number:05d}-{chunk:05d}",
-                    alignment=alignment,
+                    form=form,
                     first_slice=first_slice,
                     first_rows=firsts[chunk],
                     z=z,
-                    cell_types=types,
-                    position_key=options.position_key,
-                    cell_type_key=options.cell_type_key,
-                    log_normalize=options.log_normalize,
                     transposed=transpose.chunk_path(chunk) if inspection.kind == "csc" else None,
                 )
             )
@@ -271,21 +245,16 @@ def chunk_tasks(
     return transposes, chunks
 
 
-def statistics(
+def write_statistics(
     folder: Path, markers: list[dict[str, Any]], num_slices: int, num_genes: int
-) -> None:
-    """Join the moments of all parts, in their order, and write each slice's mean and deviation."""
+) -> str:
+    """Join the moments of all parts, in their order, to those of each slice; return the sha256."""
     joined = [NOTHING] * num_slices
     for marker in markers:
-        of_runs = unpacked(read_arrays(folder / marker["moments_file"]))
+        of_runs = read_moments(folder / marker["moments_file"])
         for (number, _, _), moments in zip(marker["runs"], of_runs, strict=True):
             joined[number] = joined[number].joined(moments, num_genes)
-
-    def rows(statistic: Callable[[Moments], np.ndarray]) -> Blocks:
-        return lambda: (statistic(moments.whole(num_genes))[None] for moments in joined)
-
-    arrays = {"mean": rows(lambda moments: moments.mean), "std": rows(standard_deviation)}
-    write_rows(folder / STATISTICS_FILE, (num_slices, num_genes), arrays)
+    return write_moments(folder / STATISTICS_FILE, joined)
 
 
 def unique_slice_names(inspections: list[Inspection]) -> list[str]:
@@ -310,7 +279,7 @@ def slice_records(
     inspections: list[Inspection], tasks: list[ChunkTask], flags: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Describe every slice, and list the distinct sets of genes that were not measured."""
-    missing_of = {task.inspection.name: tuple(task.alignment.missing()) for task in tasks}
+    missing_of = {task.inspection.name: tuple(task.form.alignment.missing()) for task in tasks}
     panels = list(dict.fromkeys(missing_of[inspection.name] for inspection in inspections))
     names = iter(unique_slice_names(inspections))
     records: list[dict[str, Any]] = []
@@ -332,7 +301,7 @@ def say_what_was_noted(tasks: list[ChunkTask], markers: list[dict[str, Any]]) ->
     fractions: Counter[Path] = Counter()
     for task, marker in zip(tasks, markers, strict=True):
         empty[task.inspection.path] += marker["empty_cells"]
-        fractions[task.inspection.path] += marker["fractions"] if task.log_normalize else 0
+        fractions[task.inspection.path] += marker["fractions"] if task.form.log_normalize else 0
     for path, number in empty.items():
         if number:
             logger.warning(
@@ -358,7 +327,6 @@ def dataset_of(
     """Write the statistics, and describe all that stage 1 made."""
     folder, flags = tasks[0].folder, request["flags"]
     records, panels = slice_records(inspections, tasks, flags)
-    statistics(folder, markers, len(records), len(genes))
     parts = [
         {key: marker[key] for key in ("file", "sha256", "cells", "entries", "runs")}
         for marker in markers
@@ -368,10 +336,10 @@ def dataset_of(
         "name": request["name"],
         "request": request,
         "genes": genes,
-        "cell_types": None if flags["cell_type_key"] is None else list(tasks[0].cell_types),
+        "cell_types": None if flags["cell_type_key"] is None else list(tasks[0].form.cell_types),
         "slices": records,
         "panels": panels,
         "parts": parts,
         "fractions": any(marker["fractions"] for marker in markers),
-        "statistics_sha256": sha256_of(folder / STATISTICS_FILE),
+        "statistics_sha256": write_statistics(folder, markers, len(records), len(genes)),
     }

@@ -5,7 +5,6 @@ and seed (plan.py). Both passes run side by side and go on where they were stopp
 """
 
 import logging
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jaxtyping import Float64
 
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
-from alphastomics.io.files import make_folder, sha256_of, write_text
+from alphastomics.io.files import write_text
 from alphastomics.io.progress import track
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge
@@ -24,8 +23,7 @@ from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY
 from alphastomics.preprocessing.normalize import Moments, merged
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.plan import PlanRequest, ShufflePlan
-from alphastomics.preprocessing.row_arrays import write_rows
-from alphastomics.preprocessing.scaling import scaling_rows, write_scaling
+from alphastomics.preprocessing.scaling import publish_scaling, write_scaling
 from alphastomics.preprocessing.schema import (
     ABSENT_VALUE,
     DATA_FOLDER,
@@ -51,6 +49,7 @@ from alphastomics.preprocessing.shards import (
     write_shard,
 )
 from alphastomics.preprocessing.worker_pool import WorkerPool
+from alphastomics.preprocessing.workspace import Workspace, first_file
 
 logger = logging.getLogger(__name__)
 
@@ -89,28 +88,37 @@ def run(
     datasets = merge(input_dirs)
     request = request_of(options, seed)
     whole_request = {"inputs": inputs_of(datasets), **request}
-    shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
-    staged = output_dir / DATA_FOLDER / STAGED_FOLDER
-    owned.require_outside(datasets.folders, shuffle, staged)
-    begun = resume.load_marker(shuffle / resume.REQUEST_FILE)
+    space = workspace_of(output_dir)
+    space.require_outside(datasets.folders)
     is_finished = (output_dir / METADATA_FILE).is_file()
-    if begun is not None and not is_finished and not overwrite:
-        resume.require_same_request(begun, whole_request, output_dir)
+    if not is_finished and not overwrite:
+        space.require_same_request(whole_request)
     require_ours(output_dir)
-    old = _old_files(output_dir, shuffle)
-    if begun != whole_request:
-        resume.remove_work(shuffle)
-        resume.remove_work(staged)
-    make_folder(shuffle)
-    resume.remove_partial_files(output_dir, output_dir / DATA_FOLDER, shuffle, staged)
-    with resume.undone_on_bad_input(
-        shuffle, staged, empty=[shuffle.parent, output_dir / DATA_FOLDER]
-    ):
-        resume.write_marker(shuffle / resume.REQUEST_FILE, whole_request)
-        owned.remember_replaced(shuffle, old)
-        metadata = _act(options, datasets, output_dir, request, pool)
-    _move_into_place(output_dir, metadata)
+    empty = [space.work.parent, space.staged.parent]
+    with space.working(whole_request, empty=empty):
+        metadata = _act(options, datasets, space, request, pool)
+    space.move_into_place(
+        shard.file for split in metadata.splits.values() for shard in split.shards
+    )
+    if metadata.normalization.scale:
+        digest = publish_scaling(space.work, output_dir)
+        metadata = metadata.model_copy(update={"scaling_sha256": digest})
+    record = resume.with_checksum(metadata.model_dump(exclude={resume.CHECKSUM_KEY}))
+    write_text(output_dir / METADATA_FILE, resume.dump(record))
+    clear(output_dir)
     return metadata
+
+
+def workspace_of(output_dir: Path) -> Workspace:
+    """Say where in the output folder the work is done."""
+    return Workspace(
+        output_dir,
+        METADATA_FILE,
+        work=output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER,
+        staged=output_dir / DATA_FOLDER / STAGED_FOLDER,
+        markers="shard-*.json",
+        listed=owned.processed_files,
+    )
 
 
 def inputs_of(datasets: Merged) -> dict[str, str]:
@@ -121,52 +129,20 @@ def inputs_of(datasets: Merged) -> dict[str, str]:
 
 def require_ours(output_dir: Path) -> None:
     """Refuse a folder in which somebody else keeps files where ours would be."""
-    shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
-    begun = resume.load_marker(shuffle / resume.REQUEST_FILE) is not None
-    if begun or owned.processed_files(output_dir) is not None:
-        return
-    foreign = [
-        *(output_dir / name for name in (METADATA_FILE, SCALING_FILE)),
-        resume.first_file(output_dir / DATA_FOLDER, {STAGED_FOLDER}),
-        resume.first_file(shuffle),
-    ]
-    for path in foreign:
-        if path is not None and path.exists():
-            raise owned.not_ours(path)
-
-
-def _old_files(output_dir: Path, shuffle: Path) -> list[str]:
-    """List the files of ours that the new ones will replace."""
-    old = owned.processed_files(output_dir) or []
-    moved = owned.moved_in(shuffle, output_dir, "shard-*.json")
-    return [*old, *owned.replaced(shuffle), *moved]
-
-
-def _move_into_place(output_dir: Path, metadata: Metadata) -> None:
-    """Move the complete shards to where metadata.json says they are, and write that last."""
-    shuffle = output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER
-    shards = [Path(shard.file) for split in metadata.splits.values() for shard in split.shards]
-    staged = {
-        output_dir / DATA_FOLDER / STAGED_FOLDER / file.name: output_dir / file for file in shards
-    }
-    old = [output_dir / name for name in owned.replaced(shuffle) if name != METADATA_FILE]
-    owned.move_into_place(output_dir / METADATA_FILE, staged, old)
-    if metadata.normalization.scale:
-        shape = (len(metadata.slices), metadata.num_genes)
-        arrays = {name: partial(scaling_rows, shuffle, name) for name in ("mean", "std")}
-        write_rows(output_dir / SCALING_FILE, shape, arrays)
-        digest = sha256_of(output_dir / SCALING_FILE)
-        metadata = metadata.model_copy(update={"scaling_sha256": digest})
-    record = resume.with_checksum(metadata.model_dump(exclude={resume.CHECKSUM_KEY}))
-    write_text(output_dir / METADATA_FILE, resume.dump(record))
-    clear(output_dir)
+    space = workspace_of(output_dir)
+    space.require_ours(
+        [
+            *(output_dir / name for name in (METADATA_FILE, SCALING_FILE)),
+            first_file(output_dir / DATA_FOLDER, {STAGED_FOLDER}),
+            first_file(space.work),
+        ]
+    )
 
 
 def clear(output_dir: Path) -> None:
     """Remove what only the work itself needed."""
+    workspace_of(output_dir).clear()
     middle = output_dir / INTERMEDIATE_FOLDER
-    resume.remove_work(middle / SHUFFLE_FOLDER)
-    resume.remove_work(output_dir / DATA_FOLDER / STAGED_FOLDER)
     if middle.is_dir() and not any(middle.iterdir()):
         middle.rmdir()
 
@@ -174,18 +150,17 @@ def clear(output_dir: Path) -> None:
 def _act(
     options: PreprocessingConfig,
     datasets: Merged,
-    output_dir: Path,
+    space: Workspace,
     request: dict[str, Any],
     pool: WorkerPool,
 ) -> Metadata:
     """Sort the parts and write the shards; return what metadata.json says."""
-    shuffle = (output_dir / INTERMEDIATE_FOLDER / SHUFFLE_FOLDER).resolve()
-    staged = output_dir / DATA_FOLDER / STAGED_FOLDER
-    make_folder(staged)
-    write_scaling(datasets, shuffle)
+    shuffle = space.work.resolve()
+    if datasets.scale:
+        write_scaling(datasets, shuffle)
     asked = plan_request(options, datasets, request["seed"])
     plan = plan_of(asked)
-    _require_free_names(output_dir, shuffle, plan)
+    _require_free_names(space, plan)
     total = sum(datasets.slice_sizes)
     with track("stage 2, sort", total, "cells") as advance:
         sorted_parts = pool.run(
@@ -194,7 +169,7 @@ def _act(
             lambda task: advance(task.part.cells),
         )
     holders = holders_of(sorted_parts)
-    tasks = shard_tasks(options, datasets, asked, staged.resolve(), shuffle, holders)
+    tasks = shard_tasks(options, datasets, asked, space.staged.resolve(), shuffle, holders)
     with track("stage 2, write", len(tasks), "shards") as advance:
         shards = pool.run(write_shard, tasks, lambda _: advance(1))
     moments = [moment for part in sorted_parts for moment in part["training_positions"]]
@@ -204,15 +179,15 @@ def _act(
     return metadata
 
 
-def _require_free_names(output_dir: Path, shuffle: Path, plan: ShufflePlan) -> None:
+def _require_free_names(space: Workspace, plan: ShufflePlan) -> None:
     """Refuse to write a shard over a file that no record of ours lists."""
-    ours = {*owned.replaced(shuffle), *owned.moved_in(shuffle, output_dir, "shard-*.json")}
+    ours = {*space.replaced(), *space.moved_in()}
     for split, name in enumerate(SPLITS):
         total = plan.num_shards(split)
         for number in range(total):
             file = f"{DATA_FOLDER}/{shard_name(name, number, total)}"
-            if file not in ours and (output_dir / file).exists():
-                raise owned.not_ours(output_dir / file)
+            if file not in ours and (space.output / file).exists():
+                raise owned.not_ours(space.output / file)
 
 
 def entries_per_cell(datasets: Merged) -> float:
@@ -251,7 +226,7 @@ def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[Sort
             number=number,
             num_genes=len(datasets.genes),
             plan=asked,
-            scaling=shuffle / "scaling" if datasets.scale else None,
+            scaled=datasets.scale,
             z_values=z_values,
             first_cells=firsts,
         )
@@ -291,7 +266,7 @@ def shard_tasks(
             storage=options.storage,
             with_cell_type=datasets.cell_types is not None,
             row_group_rows=group,
-            absent_value=shuffle / "absent.npy" if datasets.scale else None,
+            scaled=datasets.scale,
         )
         for split in range(len(SPLITS))
         for shard in range(plan.num_shards(split))

@@ -7,25 +7,24 @@ come from whole slices, which the layout `slice` keeps together.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import order
-from alphastomics.preprocessing.patches import patches
-from alphastomics.preprocessing.sets import Window
-from alphastomics.preprocessing.shard_reader import (
+from alphastomics.preprocessing.cell_table import (
     CellTable,
-    Piece,
     Rows,
-    ShardReader,
     empty_table,
     joined_tables,
     put_rows,
 )
+from alphastomics.preprocessing.patches import patches
+from alphastomics.preprocessing.sets import Window
+from alphastomics.preprocessing.shard_reader import Piece, ShardReader
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,11 +41,18 @@ class Draw:
     rank: int
     world_size: int
 
-    def count_units(self, cells: dict[int, int]) -> int:
-        """Count what is shared out among the ranks: cells for random sets, else whole sets."""
-        if self.kind == "random":
-            return sum(cells.values())
-        return sum(order.sets_of_slice(size, self.set_size) for size in cells.values())
+    def share_of(self, units: int) -> tuple[int, int]:
+        """Return the range of cells, or sets, that is this rank's."""
+        return order.share_of(units, self.rank, self.world_size)
+
+    def divided(
+        self, position: Float[np.ndarray, "N 3"], number: int, epoch: int
+    ) -> list[Int64[np.ndarray, " M"]]:
+        """Divide the cells of a slice into sets: at random, or patches."""
+        rng = order.slice_generator(self.seed, epoch, number)
+        if self.kind == "slice":
+            return order.random_sets(len(position), self.set_size, rng)
+        return patches(position, self.set_size, rng)
 
 
 def mapped(
@@ -56,36 +62,46 @@ def mapped(
     return list(map(act, items) if pool is None else pool.map(act, items))
 
 
-def cells_per_slice(reader: ShardReader) -> dict[int, int]:
-    """Count the cells of each slice in the split that a reader reads."""
-    counts = {
-        number: record.cells_per_split[reader.split]
-        for number, record in enumerate(reader.metadata.slices)
-    }
-    return {number: count for number, count in counts.items() if count}
-
-
-class RandomStream:
-    """Sets at random across slices, from a shuffle buffer that is refilled window by window."""
+class Source:
+    """Where windows come from: the cells of a split, and how sets of them are drawn."""
 
     def __init__(self, reader: ShardReader, draw: Draw) -> None:
         self.reader, self.draw = reader, draw
 
+    def cells_per_slice(self) -> dict[int, int]:
+        """Count the cells of each slice that has any, over all ranks."""
+        slices = enumerate(self.reader.metadata.slices)
+        counts = {number: record.cells_per_split[self.reader.split] for number, record in slices}
+        return {number: count for number, count in counts.items() if count}
+
     @property
     def num_cells(self) -> int:
-        """Count the cells of the split, over all ranks."""
-        return self.reader.metadata.splits[self.reader.split].cells
+        """Count the cells, over all ranks."""
+        return sum(self.cells_per_slice().values())
 
     def count_units(self) -> int:
-        """Count what is shared out among the ranks."""
-        return self.draw.count_units(cells_per_slice(self.reader))
+        """Count what is shared out among the ranks: cells for random sets, else whole sets."""
+        if self.draw.kind == "random":
+            return self.num_cells
+        sizes = self.cells_per_slice().values()
+        return sum(order.sets_of_slice(size, self.draw.set_size) for size in sizes)
+
+    def windows(
+        self, epoch: int, first_set: int, pool: Executor | None
+    ) -> Iterator[Callable[[], Window]]:
+        """Yield how to load each window of this rank, from the one with `first_set` on."""
+        raise NotImplementedError
+
+
+class RandomStream(Source):
+    """Sets at random across slices, from a shuffle buffer that is refilled window by window."""
 
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
     ) -> Iterator[Callable[[], Window]]:
         """Yield how to load each window of this rank, from the one with `first_set` on."""
         draw = self.draw
-        start, stop = order.share_of(self.count_units(), draw.rank, draw.world_size)
+        start, stop = draw.share_of(self.count_units())
         pieces = order.shuffled_pieces(self.reader.pieces, draw.seed, epoch)
         windows = order.random_windows(order.cut(pieces, start, stop), draw.window_rows)
         loader = WindowLoader(self.reader, pool)
@@ -116,83 +132,61 @@ class WindowLoader:
 
     def __init__(self, reader: ShardReader, pool: Executor | None) -> None:
         self.reader, self.pool = reader, pool
-        self._left_over: dict[tuple[int, int], CellTable] = {}
+        self._cut: tuple[tuple[int, int], CellTable] | None = None
 
     def read_joined(self, pieces: list[Piece]) -> CellTable:
         """Read the pieces of a window in their order."""
-        keep = self._cut_group(pieces)
-        table = joined_tables(mapped(self.pool, partial(self._piece, keep), pieces))
-        self._forget_all_but(keep)
-        return table
+        return joined_tables(self._read(pieces, lambda _, cells: cells))
 
     def read_positioned(self, pieces: list[Piece], mixed: Int64[np.ndarray, " N"]) -> CellTable:
         """Read the pieces of a window; its row i is row `mixed[i]` of the pieces in their order.
 
         Each piece is copied to its rows as soon as it is read: its memory serves the next one.
         """
-        keep = self._cut_group(pieces)
         table = empty_table(len(mixed), self.reader.metadata.num_genes)
         row_of = np.empty_like(mixed)
         row_of[mixed] = np.arange(len(mixed))
         targets = np.split(row_of, np.cumsum([len(piece) for piece in pieces])[:-1])
-
-        def fill(job: tuple[Piece, np.ndarray]) -> None:
-            put_rows(table, job[1], self._piece(keep, job[0]))
-
-        mapped(self.pool, fill, list(zip(pieces, targets, strict=True)))
-        self._forget_all_but(keep)
+        self._read(pieces, lambda number, cells: put_rows(table, targets[number], cells))
         return table
 
-    def _cut_group(self, pieces: list[Piece]) -> tuple[int, int] | None:
-        """Return the row group that the window's end cuts, if it does."""
-        last = pieces[-1]
-        whole = self.reader.shards[last.shard].row_groups[last.group]
-        return (last.shard, last.group) if last.stop < whole else None
+    def _read(self, pieces: list[Piece], act: Callable[[int, CellTable], Result]) -> list[Result]:
+        """Read the pieces of a window, and do something with each; keep what its end cuts."""
+        before, last = self._cut, pieces[-1]
+        sizes = [self.reader.shards[piece.shard].row_groups[piece.group] for piece in pieces]
 
-    def _forget_all_but(self, keep: tuple[int, int] | None) -> None:
-        self._left_over = {key: group for key, group in self._left_over.items() if key == keep}
+        def read(number: int) -> Result:
+            piece = pieces[number]
+            key = (piece.shard, piece.group)
+            if before is not None and before[0] == key:
+                group = before[1]
+            else:
+                group = self.reader.read(Piece(*key, 0, sizes[number]))
+            if piece is last:
+                self._cut = (key, group) if piece.stop < sizes[number] else None
+            return act(number, group.take(slice(piece.start, piece.stop)))
 
-    def _piece(self, keep: tuple[int, int] | None, piece: Piece) -> CellTable:
-        group = self._group(piece)
-        if keep == (piece.shard, piece.group):
-            self._left_over[keep] = group
-        return group.take(slice(piece.start, piece.stop))
-
-    def _group(self, piece: Piece) -> CellTable:
-        kept = self._left_over.get((piece.shard, piece.group))
-        if kept is not None:
-            return kept
-        rows = self.reader.shards[piece.shard].row_groups[piece.group]
-        return self.reader.read(Piece(piece.shard, piece.group, 0, rows))
+        return mapped(self.pool, read, range(len(pieces)))
 
 
-class SliceStream:
+class SliceStream(Source):
     """Sets of one slice each, or contiguous patches, from the layout that keeps slices together."""
 
     def __init__(self, reader: ShardReader, draw: Draw) -> None:
-        self.reader, self.draw = reader, draw
+        super().__init__(reader, draw)
         if reader.metadata.layout != "slice":
             raise InputError(
                 f"{reader.folder.where}: set_draw {draw.kind!r} cannot be streamed from the layout "
                 "'shuffled': preprocess again with --layout slice, or load without --streaming"
             )
 
-    @property
-    def num_cells(self) -> int:
-        """Count the cells of the split, over all ranks."""
-        return self.reader.metadata.splits[self.reader.split].cells
-
-    def count_units(self) -> int:
-        """Count what is shared out among the ranks."""
-        return self.draw.count_units(cells_per_slice(self.reader))
-
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
     ) -> Iterator[Callable[[], Window]]:
         """Yield how to load each window of this rank, from the one with `first_set` on."""
         draw = self.draw
-        cells = cells_per_slice(self.reader)
-        start, stop = order.share_of(self.count_units(), draw.rank, draw.world_size)
+        cells = self.cells_per_slice()
+        start, stop = draw.share_of(self.count_units())
         start += first_set
         before = 0
         windows = order.slice_windows(cells, draw.set_size, draw.window_rows, draw.seed, epoch)
@@ -211,22 +205,11 @@ class SliceStream:
         rows: dict[int, list[np.ndarray]] = {}
         first = 0
         for number, size in zip(numbers, sizes, strict=True):
-            rows[number] = self._divided(table.position[first : first + size], number, epoch, first)
+            divided = self.draw.divided(table.position[first : first + size], number, epoch)
+            rows[number] = [chosen + first for chosen in divided]
             first += size
         chosen: list[Rows] = [rows[cell_set.slice_number][cell_set.number] for cell_set in sets]
         return Window(table, chosen)
-
-    def _divided(
-        self, position: np.ndarray, number: int, epoch: int, first: int
-    ) -> list[np.ndarray]:
-        """Divide a slice into sets of rows of the window."""
-        rng = order.slice_generator(self.draw.seed, epoch, number)
-        divided = (
-            order.random_sets(len(position), self.draw.set_size, rng)
-            if self.draw.kind == "slice"
-            else patches(position, self.draw.set_size, rng)
-        )
-        return [rows + first for rows in divided]
 
     def pieces_of(self, slice_number: int) -> list[Piece]:
         """Return where the cells of a slice lie."""

@@ -114,7 +114,7 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
             if act == "walk":
                 walk(path, root)
                 return "done", None
-        inspection = inspect_file(InspectionTask(path=path, **task))
+            inspection = inspect_file(InspectionTask(path=path, **task), root)
     except InputError as error:
         return "refused", str(error)
     except OSError as error:
@@ -137,18 +137,8 @@ def inspected_in_subprocess(task: InspectionTask) -> Inspection:
     """Inspect a file in this process's child."""
     asked = {**asdict(task), "path": str(task.path)}
     answer = READER.ask("inspect", task.path, task.bytes, asked)
-    types = answer["cell_types"]
-    return Inspection(
-        **{
-            **answer,
-            "path": task.path,
-            "genes": tuple(answer["genes"]),
-            "slices": tuple(answer["slices"]),
-            "chunk_counts": np.array(answer["chunk_counts"], dtype=np.int64),
-            "cell_types": None if types is None else tuple(types),
-            "samples": tuple(answer["samples"]),
-        }
-    )
+    counts = np.array(answer["chunk_counts"], dtype=np.int64)
+    return Inspection(**{**answer, "path": task.path, "chunk_counts": counts})
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import coo_array, csr_array
 
-from alphastomics.io.files import replacing, sha256_of
+from alphastomics.io.files import hashing
 from alphastomics.preprocessing.anndata_file import (
     Expression,
     opened,
@@ -21,7 +21,7 @@ from alphastomics.preprocessing.anndata_file import (
     require_finite_values,
 )
 from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY, Inspection
-from alphastomics.preprocessing.parts import WORK_BYTES, naming
+from alphastomics.preprocessing.parts import WORK_BYTES
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
 
 MOST_OPEN_FILES = 128
@@ -50,22 +50,22 @@ def transpose(task: TransposeTask) -> None:
     if marker is not None and all(map(is_file_of, paths, marker["sha256"])):
         return
     # A process may have so many files open at once; the columns are read once for each group.
+    digests: list[str] = []
     for start in range(0, len(chunks), MOST_OPEN_FILES):
         group = slice(start, start + MOST_OPEN_FILES)
-        _write_group(task.inspection, paths[group], chunks[group])
-    write_marker(done, {"sha256": [sha256_of(path) for path in paths]})
+        digests += _write_group(task.inspection, paths[group], chunks[group])
+    write_marker(done, {"sha256": digests})
 
 
-def _write_group(inspection: Inspection, paths: list[Path], chunks: list[tuple[int, int]]) -> None:
-    """Write the entries of some chunks of rows."""
+def _write_group(
+    inspection: Inspection, paths: list[Path], chunks: list[tuple[int, int]]
+) -> list[str]:
+    """Write the entries of some chunks of rows; return the sha256 of each file."""
     with ExitStack() as files:
-        writers = []
-        for path in paths:
-            files.enter_context(naming(path))
-            partial = files.enter_context(replacing(path))
-            sink = files.enter_context(pa.OSFile(str(partial), "wb"))
-            writers.append(files.enter_context(pa.ipc.new_file(sink, SCHEMA)))
+        sinks = [files.enter_context(hashing(path)) for path in paths]
+        writers = [files.enter_context(pa.ipc.new_file(sink, SCHEMA)) for sink in sinks]
         _deal_out(inspection, writers, chunks)
+    return [sink.sha256 for sink in sinks]
 
 
 def _deal_out(

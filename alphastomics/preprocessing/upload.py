@@ -19,12 +19,7 @@ from alphastomics.io.hub import (
 )
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.folder import DataFolder
-from alphastomics.preprocessing.schema import (
-    METADATA_FILE,
-    SCALING_FILE,
-    Metadata,
-    SliceRecord,
-)
+from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, SliceRecord
 
 SHOWN_GENES, SHOWN_TYPES, SHOWN_SLICES = 20, 100, 50
 
@@ -62,12 +57,8 @@ def upload(
 
 def checked_files(folder: DataFolder, metadata: Metadata) -> list[str]:
     """List the folder's own files, after comparing them with the sha256 in metadata.json."""
-    shards = [shard for split in metadata.splits.values() for shard in split.shards]
-    digests = {shard.file: shard.sha256 for shard in shards}
-    if metadata.scaling_sha256 is not None:
-        digests[SCALING_FILE] = metadata.scaling_sha256
-    with track("checking", len(digests), "files") as advance:
-        for name, digest in digests.items():
+    with track("checking", len(metadata.checksums), "files") as advance:
+        for name, digest in metadata.checksums.items():
             folder.size_of(name)  # refuses a missing file by its name
             if folder.digest_of(name) != digest:
                 raise InputError(
@@ -75,7 +66,7 @@ def checked_files(folder: DataFolder, metadata: Metadata) -> list[str]:
                     "differs): it was altered or damaged; copy it again, or preprocess again"
                 )
             advance(1)
-    return [METADATA_FILE, *digests]
+    return [METADATA_FILE, *metadata.checksums]
 
 
 def dataset_card(metadata: Metadata, repo_id: str, licence: Licence) -> str:

@@ -5,13 +5,13 @@ workers. Local workers are fresh processes; with a scheduler address, a Dask clu
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from threading import Thread
-from types import TracebackType
 from typing import Any, TypeVar
 
 from alphastomics.errors import InputError
@@ -42,21 +42,18 @@ class WorkerPool:
 
     def __init__(self, workers: int, scheduler: str | None) -> None:
         self.workers, self.scheduler = workers, scheduler
-        self._pool: Any = None
+        self._executor: Executor | None = None
+        self._opened = ExitStack()
 
     def __enter__(self) -> "WorkerPool":
         if self.scheduler is not None:
-            self._pool = _dask_client(self.scheduler)
+            client = self._opened.enter_context(_dask_client(self.scheduler))
+            # pure=False: a task is done for its files, so a remembered result would be no use.
+            self._executor = self._opened.enter_context(client.get_executor(pure=False))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._pool is not None:
-            self._pool.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
 
     def run(
         self,
@@ -77,10 +74,17 @@ class WorkerPool:
         """
         if self.scheduler is None and (self.workers == 1 or len(tasks) <= 1):
             return [_acted(act, task, finished) for task in tasks]
-        numbers = {self._submit(act, task): number for number, task in enumerate(tasks)}
+        if self._executor is None:
+            # spawn: a forked child inherits locks held by Arrow's threads, and can wait for ever.
+            local = ProcessPoolExecutor(
+                self.workers, get_context("spawn"), initializer=_end_with_parent
+            )
+            self._executor = self._opened.enter_context(local)
+        submit = self._executor.submit
+        numbers = {submit(act, task): number for number, task in enumerate(tasks)}
         results: dict[int, Result] = {}
         try:
-            for future in self._as_completed(list(numbers)):
+            for future in as_completed(numbers):
                 results[numbers[future]] = future.result()
                 finished(tasks[numbers[future]])
         except BrokenProcessPool as error:
@@ -92,23 +96,6 @@ class WorkerPool:
             for future in numbers:
                 future.cancel()
         return [results[number] for number in range(len(tasks))]
-
-    def _submit(self, act: Callable[[Item], Result], task: Item) -> Any:
-        if self.scheduler is not None:
-            # pure=False: a task is done for its files, so a remembered result would be no use.
-            return self._pool.submit(act, task, pure=False)
-        if self._pool is None:
-            # spawn: a forked child inherits locks held by Arrow's threads, and can wait for ever.
-            context = get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, initializer=_end_with_parent)
-        return self._pool.submit(act, task)
-
-    def _as_completed(self, futures: list[Any]) -> Iterable[Any]:
-        if self.scheduler is None:
-            return as_completed(futures)
-        import distributed
-
-        return distributed.as_completed(futures)
 
 
 def _acted(act: Callable[[Item], Result], task: Item, finished: Callable[[Item], object]) -> Result:

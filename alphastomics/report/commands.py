@@ -25,9 +25,8 @@ from alphastomics.generation.commands import (
 )
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.notices import is_processed
-from alphastomics.generation.output import refuse_existing
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
-from alphastomics.io.files import require_file, write_text
+from alphastomics.io.files import require_file, require_output, write_text
 from alphastomics.report.collect import collect_findings
 from alphastomics.report.curves import read_curves
 from alphastomics.report.findings import Scores
@@ -81,7 +80,7 @@ def report(
     """Write the report of a run's best checkpoint; return where it is."""
     target = run / REPORT_FILE if output is None else output
     require_html(target)
-    refuse_existing(target, overwrite=overwrite)
+    require_output(target, overwrite=overwrite)
     chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint_of(checkpoint)
     return write_report(config, checkpoint=chosen, request=request, target=target)
 

@@ -3,7 +3,6 @@
 The point estimates of `test`, without its baselines and draws: the same for every configuration.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +39,7 @@ def held_out(processed: Path, genes: list[str], split: str, most_cells: int) -> 
         few = min(len(rows), most_cells)
         kept.append(np.sort(rng.choice(rows, few, replace=False)))
     rows = np.concatenate(kept)
-    return replace(
-        cells,
-        expression=cells.expression[rows],
-        position=None if cells.position is None else cells.position[rows],
-        slice_id=cells.slice_id[rows],
-        names=[cells.names[row] for row in rows],
-        cell_type=None if cells.cell_type is None else cells.cell_type[rows],
-    )
+    return cells.take(rows)
 
 
 def scores(module: AlphaSTomicsModule, cells: InputCells, seed: int) -> dict[str, float]:

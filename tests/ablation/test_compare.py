@@ -258,9 +258,14 @@ def test_a_spearman_that_is_undefined_for_a_cell_does_not_spoil_the_mean():
     true = np.zeros((14, 3), np.float32)
     true[1:, :2] = directions
     cells = InputCells(
-        np.ones((14, 2), np.float32), np.ones((1, 2), bool), true, 2,
-        np.zeros(14, np.int64), ["s"], [str(n) for n in range(14)], None,
-    )  # fmt: skip
+        expression=np.ones((14, 2), np.float32),
+        measured=np.ones((1, 2), bool),
+        position=true,
+        dims=2,
+        slice_id=np.zeros(14, np.int64),
+        slice_names=["s"],
+        cell_type=None,
+    )
     predicted = np.random.default_rng(0).normal(size=(14, 3)).astype(np.float32)
     assert np.isnan(distance_spearman(predicted[:, :2], true[:, :2]).numpy()).any()
     assert np.isfinite(place_figures(cells, np.arange(14), predicted)["spearman_mean"])

@@ -6,7 +6,7 @@ import torch
 
 from alphastomics.attn_model.position_head import PositionHead
 from alphastomics.diffusion_model.position_fit import RegressionCells, fit_ensemble, targets
-from alphastomics.preprocessing.shard_reader import CellTable
+from alphastomics.preprocessing.cell_table import CellTable
 
 CELLS, GENES = 600, 8
 

@@ -197,14 +197,12 @@ def test_extract_on_a_full_disk_is_one_line(output, tiny: Tiny, door, monkeypatc
 def test_a_killed_worker_is_one_line_and_its_work_stays(tiny: Tiny, door, work, monkeypatch):
     from concurrent.futures.process import BrokenProcessPool
 
-    from alphastomics.preprocessing.worker_pool import WorkerPool
-
-    def broken(self, futures):
+    def broken(futures):
         raise BrokenProcessPool("killed")
 
     line = ("preprocess", "--input_dir", tiny.slices, "--output_dir", "out")
     with monkeypatch.context() as patch:
-        patch.setattr(WorkerPool, "_as_completed", broken)
+        patch.setattr("alphastomics.preprocessing.worker_pool.as_completed", broken)
         outcome = door(*line, "--workers", 2)
     assert outcome.status == MISTAKE
     assert "Traceback" not in outcome.err

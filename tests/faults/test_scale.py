@@ -78,14 +78,18 @@ def test_statistics_of_many_small_slices_take_little_memory_and_disk(tmp_path):
         assert scaling["mean"].shape[1] == 4000
 
 
-def test_moments_of_slices_survive_packing():
+def test_moments_of_slices_survive_writing_and_reading(tmp_path):
+    from alphastomics.io.files import sha256_of
     from alphastomics.preprocessing.normalize import Moments
-    from alphastomics.preprocessing.row_arrays import NOTHING, Compact, packed_moments, unpacked
+    from alphastomics.preprocessing.scaling import NOTHING, Compact, read_moments, write_moments
 
     rng = np.random.default_rng(0)
     values = rng.poisson(0.3, (2, 30)).astype(float)
     whole = [Moments(4, row, row**2) for row in values]
-    back = unpacked(packed_moments([Compact.of(moments) for moments in whole]))
+    path = tmp_path / "moments.npz"
+    digest = write_moments(path, [Compact.of(moments) for moments in whole])
+    assert digest == sha256_of(path)
+    back = read_moments(path)
     for moments, found in zip(whole, back, strict=True):
         again = NOTHING.joined(found, 30).whole(30)
         assert again.count == moments.count

@@ -1,6 +1,7 @@
 """Baselines of `test`, against what they claim to be, written out."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from alphastomics.generation.baselines import SPATIAL_KNN, expression_baselines, position_baselines
@@ -18,15 +19,15 @@ def sections(heights: dict[str, float], seed: int, *, common_frame: bool = True)
     waves = position @ np.random.default_rng(0).normal(size=(3, GENES))
     expression = np.sin(2 * waves) + 0.1 * rng.normal(size=(number, GENES))
     return InputCells(
-        expression.astype(np.float32),
-        np.ones((len(heights), GENES), dtype=bool),
-        position,
-        3,
-        np.repeat(np.arange(len(heights)), SECTION),
-        list(heights),
-        [str(cell) for cell in range(number)],
-        None,
-        common_frame,
+        expression=expression.astype(np.float32),
+        measured=np.ones((len(heights), GENES), dtype=bool),
+        position=position,
+        dims=3,
+        slice_id=np.repeat(np.arange(len(heights)), SECTION),
+        slice_names=list(heights),
+        obs_name=pa.array([str(cell) for cell in range(number)]),
+        cell_type=None,
+        common_frame=common_frame,
     )
 
 

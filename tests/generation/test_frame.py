@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from alphastomics.config import Config, SimulationConfig
@@ -105,7 +106,9 @@ def test_the_std_rotates_with_the_tissue():
 
 def test_a_reference_with_cells_in_common_is_met_by_name():
     cells = body(2)
-    shown = replace(cells, names=[*cells.names[:10], *(f"other{n}" for n in range(30))])
+    shown = replace(
+        cells, obs_name=pa.array([*cells.names[:10], *(f"other{n}" for n in range(30))])
+    )
     output = generated(cells, cells.position @ rotation_of(2, mirrored=True).T)
     frame = Reference(Path("ref.h5ad"), shown)
     _, back, (framed,) = into_frame(cells, output, frame, **OPTIONS)
@@ -137,14 +140,8 @@ def gene_names(path: Path) -> list[str]:
 
 
 def part_of(cells: InputCells, rows: slice, prefix: str) -> InputCells:
-    return replace(
-        cells,
-        expression=cells.expression[rows],
-        position=cells.position[rows],
-        slice_id=cells.slice_id[rows],
-        names=[f"{prefix}{name}" for name in cells.names[rows]],
-        cell_type=None,
-    )
+    names = pa.array([f"{prefix}{name}" for name in cells.names[rows]])
+    return replace(cells.take(rows), obs_name=names, cell_type=None)
 
 
 def test_positions_that_fix_no_frame_are_refused():

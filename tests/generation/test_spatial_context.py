@@ -4,18 +4,30 @@ import numpy as np
 import pytest
 
 from alphastomics.evaluation.baselines import spatial_knn_mean
+from alphastomics.generation.cells import InputCells
 from alphastomics.generation.spatial_context import (
     WEIGHT_STD,
-    KnownCells,
     SpatialContext,
     stacking_weights,
 )
 
 
-def cells_of(position: np.ndarray, expression: np.ndarray, of_slice=None) -> KnownCells:
+def on_a_plane(cells: int, rng: np.random.Generator) -> np.ndarray:
+    return np.pad(rng.random((cells, 2)), ((0, 0), (0, 1)))
+
+
+def cells_of(position: np.ndarray, expression: np.ndarray, of_slice=None) -> InputCells:
     number = np.zeros(len(position), np.int64) if of_slice is None else of_slice
-    measured = np.ones(expression.shape, dtype=bool)
-    return KnownCells(position.astype(np.float64), expression, measured, number)
+    slices = int(number.max()) + 1
+    return InputCells(
+        expression=expression.astype(np.float32),
+        position=position,
+        cell_type=None,
+        slice_id=number,
+        measured=np.ones((slices, expression.shape[1]), dtype=bool),
+        dims=2,
+        slice_names=[str(name) for name in range(slices)],
+    )
 
 
 def weights_naive(columns, target, counted, usual):
@@ -71,7 +83,7 @@ def test_a_column_that_is_the_truth_gets_all_the_weight():
 
 def test_a_known_cell_never_speaks_for_itself():
     rng = np.random.default_rng(0)
-    position, expression = rng.random((60, 2)), rng.normal(size=(60, 3))
+    position, expression = on_a_plane(60, rng), rng.normal(size=(60, 3)).astype(np.float32)
     context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
     means = context._means(position, context.cells)
     changed = expression.copy()
@@ -82,14 +94,14 @@ def test_a_known_cell_never_speaks_for_itself():
         # The mean of the k nearest other cells, by sorting all distances.
         distance = np.linalg.norm(position - position[7], axis=1)
         nearest = np.argsort(distance)[1 : k + 1]
-        np.testing.assert_allclose(before[7], expression[nearest].mean(0))
+        np.testing.assert_allclose(before[7], expression[nearest].mean(0, dtype=np.float64))
         elsewhere = np.flatnonzero(np.abs(now - before).max(1) > 0)
         assert len(elsewhere) > 0
 
 
 def test_across_slices_a_cell_is_predicted_without_its_whole_slice():
     rng = np.random.default_rng(0)
-    position, expression = rng.random((90, 2)), rng.normal(size=(90, 3))
+    position, expression = on_a_plane(90, rng), rng.normal(size=(90, 3)).astype(np.float32)
     of_slice = np.arange(90) % 3
     context = SpatialContext(cells_of(position, expression, of_slice), across_slices=True, seed=0)
     every = np.arange(90)
@@ -117,7 +129,7 @@ def smooth_field(position: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_on_a_smooth_field_with_noise_it_beats_the_mean_of_the_best_k(noise):
     rng = np.random.default_rng(3)
-    position, asked = rng.random((1200, 2)), rng.random((500, 2))
+    position, asked = on_a_plane(1200, rng), on_a_plane(500, rng)
     truth = smooth_field(np.vstack([position, asked]), rng)
     expression = truth + noise * rng.normal(size=truth.shape)
     known, target = expression[:1200].astype(np.float32), expression[1200:]
@@ -147,9 +159,9 @@ def r_by_gene(values: np.ndarray, target: np.ndarray) -> float:
 
 def test_expression_that_does_not_depend_on_position_is_predicted_by_nearly_its_mean():
     rng = np.random.default_rng(0)
-    position, expression = rng.random((600, 2)), rng.normal(3, 1, (600, 4))
+    position, expression = on_a_plane(600, rng), rng.normal(3, 1, (600, 4))
     context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
-    result = context.predict(rng.random((50, 2)))
+    result = context.predict(on_a_plane(50, rng))
     # The mean of the six nearest alone would be off by 0.4.
     assert np.sqrt(((result - expression.mean(0)) ** 2).mean()) < 0.2
 
@@ -157,6 +169,6 @@ def test_expression_that_does_not_depend_on_position_is_predicted_by_nearly_its_
 @pytest.mark.parametrize("number", [2, 3, 20, 50])
 def test_few_known_cells_are_enough(number):
     rng = np.random.default_rng(0)
-    position, expression = rng.random((number, 2)), rng.normal(size=(number, 3))
+    position, expression = on_a_plane(number, rng), rng.normal(size=(number, 3))
     context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
-    assert np.isfinite(context.predict(rng.random((9, 2)))).all()
+    assert np.isfinite(context.predict(on_a_plane(9, rng))).all()

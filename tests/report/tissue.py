@@ -1,6 +1,7 @@
 """Findings without a network: a small tissue whose pictures have something to show."""
 
 import numpy as np
+import pyarrow as pa
 
 from alphastomics.generation.cells import InputCells
 from alphastomics.report.findings import (
@@ -40,7 +41,7 @@ def make_cells(
         dims=dims,
         slice_id=slice_id,
         slice_names=[f"<b>slice {number}</b>" for number in range(slices)],
-        names=[f"<i>{number}</i>" for number in range(cells)],
+        obs_name=pa.array([f"<i>{number}</i>" for number in range(cells)]),
         cell_type=names[((angle + np.pi) / np.pi * 2).astype(int) % 4] if types else None,
     )
 
