@@ -14,6 +14,7 @@ from torch import Tensor
 
 from alphastomics.attn_model.position_head import Ensemble
 from alphastomics.config import Config
+from alphastomics.diffusion_model.cuda_graph import recorded
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.slice_preparation import smoothed_slice
@@ -108,15 +109,20 @@ def fit_ensemble(
 ) -> None:
     """Fit each network to cells of its own choice, by least squares."""
     ensemble.train().requires_grad_(requires_grad=True)
+    device = cells.position.device
+    on_gpu = device.type == "cuda"
+    # A graph reads the learning rate from the GPU.
+    rate = torch.tensor(LEARNING_RATE, device=device) if on_gpu else LEARNING_RATE
     optimizer = torch.optim.AdamW(
-        ensemble.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+        ensemble.parameters(), rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=on_gpu
     )
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, updates, pct_start=WARM_UP
+        optimizer, LEARNING_RATE, updates, pct_start=WARM_UP, cycle_momentum=False
     )
     num_networks, num_cells = len(ensemble.dropout), len(cells.position)
-    for _ in range(updates):
-        rows = torch.randint(num_cells, (num_networks, BATCH)).to(cells.position.device)
+
+    def step() -> None:
+        rows = torch.randint(num_cells, (num_networks, BATCH), device=device)
         smoothed = None if ensemble.smoothed is None else cells.smoothed[rows]
         expected = ensemble(cells.expression[rows], smoothed)
         # A sum over the networks: each learns as if it were alone.
@@ -124,6 +130,10 @@ def fit_ensemble(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
+
+    update = recorded(step, device)
+    for _ in range(updates):
+        update()
         scheduler.step()
         advance(1)
     ensemble.requires_grad_(requires_grad=False)
