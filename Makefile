@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/alphastomics demo --output_dir $(DEMO_DIR)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n auto --dist loadscope
+	$(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations=25
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -111,7 +111,7 @@ def case_step(
 def case_gating(
     bench: Bench, sets: int, cells: int, *, repeats: int, compiled: bool = False
 ) -> Result:
-    """Compare the fastest step with each gate and without, in turn so that drift hits all alike."""
+    """Compare the fastest step with each gate and without, in turn: drift hits them equally."""
     inputs = make_cells(bench, sets, cells)
     gates = ("none", "headwise", "elementwise")
     steps = {

@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
-    """Measure both ways in turn, so that a busy machine slows both alike; take the medians."""
+    """Measure both ways in turn, so that a busy machine slows both equally; take the medians."""
     write_slices(scratch / "in", arguments.cells, arguments.genes)
     runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(arguments.rounds):

@@ -37,7 +37,31 @@ class SampledChecks:
     def jaxtyping_disable(self) -> bool:
         """Count a call, and say whether it goes unchecked."""
         self.calls += 1
-        return self.calls > CHECKED_FIRST and self.calls % CHECKED_EVERY != 0
+        repeated = self.calls > CHECKED_FIRST and self.calls % CHECKED_EVERY != 0
+        return repeated or jaxtyping.config.jaxtyping_disable
+
+
+# Modules that take longest: begun last, one of them would keep a core busy and the others idle.
+LONGEST = (
+    "test_reconstruction",
+    "test_tutorial",
+    "test_resume",
+    "test_documented",
+    "test_run_folder",
+    "test_train",
+    "test_showcase",
+    "test_blocks",
+    "test_distributed",
+    "test_browser",
+    "test_contract",
+    "test_wheel",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules that take longest."""
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 CHECKS = jaxtyping._decorator.config = SampledChecks()

@@ -4,6 +4,7 @@ Random sets come from shuffled row groups, permuted within the window. Sets of a
 come from whole slices, which the layout `slice` keeps together.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def mapped(
     return list(map(act, items) if pool is None else pool.map(act, items))
 
 
-class Source:
+class Source(ABC):
     """Where windows come from: the cells of a split, and how sets of them are drawn."""
 
     def __init__(self, reader: ShardReader, draw: Draw) -> None:
@@ -86,11 +87,11 @@ class Source:
         sizes = self.cells_per_slice().values()
         return sum(order.sets_of_slice(size, self.draw.set_size) for size in sizes)
 
+    @abstractmethod
     def windows(
         self, epoch: int, first_set: int, pool: Executor | None
     ) -> Iterator[Callable[[], Window]]:
         """Yield how to load each window of this rank, from the one with `first_set` on."""
-        raise NotImplementedError
 
 
 class RandomStream(Source):
