@@ -132,8 +132,8 @@ class GatedSelfAttentionModel(nn.Module):
         """Refuse inputs that do not fit together; drop a mask that masks nothing.
 
         Without a mask the fastest kernels serve. Looking into the mask makes the CPU wait for the
-        GPU, so it is done once a call, and never in a compiled graph: pass None where it is known
-        that nothing is padded.
+        GPU, so it is done once a call, and never in a compiled or recorded graph: pass None where
+        it is known that nothing is padded.
         """
         weight = self.position_out.weight
         require_cells("expression", expression, self.expression_dim, weight)
@@ -148,7 +148,10 @@ class GatedSelfAttentionModel(nn.Module):
                 f"the expression's and the position's; got {tuple(time.shape)}"
             )
         require_node_mask(node_mask, expression)
-        if node_mask is None or torch.compiler.is_compiling() or not bool(node_mask.all()):
+        recorded = torch.compiler.is_compiling() or (
+            expression.is_cuda and torch.cuda.is_current_stream_capturing()
+        )
+        if node_mask is None or recorded or not bool(node_mask.all()):
             return node_mask
         return None
 

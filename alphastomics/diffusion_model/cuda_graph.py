@@ -5,6 +5,7 @@ launches of one call and replays them, on the same memory.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,10 +21,12 @@ class RecordedStep:
     step
         Reads and writes the same tensors in every call, and never waits for the GPU. Random numbers
         are those of the device's own generator.
+    pool
+        Memory to share with other graphs that never run at the same time.
     """
 
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.step = step
+    def __init__(self, step: Callable[[], None], pool: Any = None) -> None:
+        self.step, self.pool = step, pool
         self.calls = 0
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.graph = torch.cuda.CUDAGraph()
@@ -37,12 +40,14 @@ class RecordedStep:
             torch.cuda.current_stream().wait_stream(self.stream)
         else:
             if self.calls == WARM_UP:
-                with torch.cuda.graph(self.graph):
+                with torch.cuda.graph(self.graph, pool=self.pool, stream=self.stream):
                     self.step()  # recorded, not done
             self.graph.replay()
         self.calls += 1
 
 
-def recorded(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def recorded(
+    step: Callable[[], None], device: torch.device, pool: Any = None
+) -> Callable[[], None]:
     """Return what does a step again and again: as a CUDA graph on a GPU."""
-    return RecordedStep(step) if device.type == "cuda" else step
+    return RecordedStep(step, pool) if device.type == "cuda" else step

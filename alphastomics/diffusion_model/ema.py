@@ -5,7 +5,8 @@ updates, so that a short run is not held back by its random start.
 """
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 RAMP = 10
 
@@ -15,13 +16,24 @@ def average_decay(decay: float, updates: int) -> float:
     return min(decay, (1 + updates) / (RAMP + updates))
 
 
+def average_decay_on_device(decay: float, updates: Int[Tensor, ""]) -> Float[Tensor, ""]:
+    """Return the same of a count that the host does not know."""
+    return ((1 + updates) / (RAMP + updates)).clamp(max=decay)
+
+
 @torch.no_grad()
-def update_average(average: nn.Module, current: nn.Module, decay: float) -> None:
-    """Move the average's parameters towards the current ones; buffers are copied."""
-    torch._foreach_lerp_(
-        [parameter.detach() for parameter in average.parameters()],
-        [parameter.detach() for parameter in current.parameters()],
-        1 - decay,
-    )
-    for kept, buffer in zip(average.buffers(), current.buffers(), strict=True):
-        kept.copy_(buffer)
+def update_average(average: nn.Module, current: nn.Module, decay: float | Tensor) -> None:
+    """Move the average's parameters towards the current ones; buffers are copied.
+
+    A decay on the device is not read by the host.
+    """
+    kept = [parameter.detach() for parameter in average.parameters()]
+    new = [parameter.detach() for parameter in current.parameters()]
+    if isinstance(decay, Tensor):
+        moves = torch._foreach_sub(new, kept)
+        torch._foreach_mul_(moves, (1 - decay).to(kept[0].dtype))
+        torch._foreach_add_(kept, moves)
+    else:
+        torch._foreach_lerp_(kept, new, 1 - decay)
+    for held, buffer in zip(average.buffers(), current.buffers(), strict=True):
+        held.copy_(buffer)

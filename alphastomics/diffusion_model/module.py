@@ -5,22 +5,17 @@ outside; inside, each set is centred and divided by one number per data set.
 """
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from alphastomics.attn_model.model import Model, Prediction
 from alphastomics.config import Config
 from alphastomics.config.file import as_config
-from alphastomics.diffusion_model.deepspeed import ZeroStrategy
-from alphastomics.diffusion_model.ema import average_decay, update_average
-from alphastomics.diffusion_model.gradient_check import CheckedStep, GradientCheck
 from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
@@ -35,8 +30,8 @@ from alphastomics.diffusion_model.randomness import (
     stream_seed,
 )
 from alphastomics.diffusion_model.step import Scored, Seen, named_terms
-from alphastomics.diffusion_model.trainer_module import TrainerModule, is_distributed
-from alphastomics.errors import InputError
+from alphastomics.diffusion_model.trainer_module import is_distributed
+from alphastomics.diffusion_model.updating_module import UpdatingModule
 from alphastomics.geometry import best_rotation, centered
 from alphastomics.utils.dataholder import DataHolder
 
@@ -44,7 +39,7 @@ from alphastomics.utils.dataholder import DataHolder
 VALIDATION_SAMPLES = 4
 
 
-class AlphaSTomicsModule(TrainerModule):
+class AlphaSTomicsModule(UpdatingModule):
     """The diffusion model of expression and position.
 
     Parameters
@@ -58,8 +53,6 @@ class AlphaSTomicsModule(TrainerModule):
     """
 
     slice_rotation: Tensor
-    updates: Tensor
-    skipped_steps: Tensor
 
     def __init__(
         self,
@@ -74,16 +67,10 @@ class AlphaSTomicsModule(TrainerModule):
         self.average = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
         self.noise_model = NoiseModel(self.config.diffusion)
         self.loss = DualModalLoss.from_config(self.config)
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("skipped_steps", torch.zeros((), dtype=torch.int64))
         # Rotation of each slice into the frame that the slices share; none is known by itself.
         self.register_buffer(
             "slice_rotation", torch.eye(3, dtype=torch.float64)[None], persistent=False
         )
-        self.seen_slices: list[Tensor] = []
-        self.expert_counts: Tensor | None = None
-        self.gradient_norm = torch.zeros(())
-        self.gradient_check = GradientCheck()
         self.last: Scored | None = None
         self.share_scale()
 
@@ -243,27 +230,15 @@ class AlphaSTomicsModule(TrainerModule):
         step = (self.current_epoch, batch_idx, self.global_rank)
         torch.manual_seed(stream_seed(self.config.seed.global_seed, "step", *step))
         self.seen_slices.append(batch.slice_id)
-        scored = self.score(batch, self.draw(batch, "train", self.current_epoch))
+        randomness = self.draw(batch, "train", self.current_epoch)
+        updates = self.recorded_updates
+        scored = None if updates is None else updates.update(batch, randomness)
+        self.is_updated = scored is not None
+        if scored is None:
+            scored = self.score(batch, randomness)
+            self.count_experts(scored.prediction)
         self.last = scored
-        self.count_experts(scored.prediction)
         return scored.terms.total
-
-    def count_experts(self, prediction: Prediction) -> None:
-        """Add up what each expert was chosen for, over the batches of one update."""
-        routing = prediction.aux.routing
-        if routing is not None and self.config.layer.moe_balance == "bias":
-            counts = routing.counts
-            self.expert_counts = (
-                counts if self.expert_counts is None else self.expert_counts + counts
-            )
-
-    def balance_experts(self) -> None:
-        """Move the routers' bias by the use of the experts over all ranks."""
-        if self.expert_counts is not None:
-            counts = self.trainer.strategy.reduce(self.expert_counts.clone(), reduce_op="sum")
-            assert isinstance(counts, Tensor)
-            self.model.update_balance_bias(counts)
-            self.expert_counts = None
 
     def validation_step(self, batch: DataHolder, batch_idx: int) -> None:
         """Score the averaged network; times and noise are the same in every epoch."""
@@ -279,111 +254,6 @@ class AlphaSTomicsModule(TrainerModule):
             scored = self.score(batch, self.draw(batch, purpose, number))
             values = named_terms(stage, scored.terms)
             self.log_dict(values, batch_size=batch.count_cells(), sync_dist=True)
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update the weights, then their average and the routers' balance."""
-        super().optimizer_step(*args, **kwargs)
-        self.balance_experts()
-        decay = average_decay(self.config.training.ema_decay, self.updates_done)
-        update_average(self.average, self.model, decay)
-        self.updates += 1
-        self.updates_done += 1
-        self.seen_slices.clear()
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient; one that is not finite never reaches the weights."""
-        training = self.config.training
-        limit = training.gradient_clip_val or math.inf
-        strategy = self.trainer.strategy
-        if isinstance(strategy, ZeroStrategy):
-            norm = strategy.gradient_norm()
-        else:
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.gradient_norm = whole_tensor(norm)
-        step = CheckedStep(self.global_step, self.current_epoch, list(self.seen_slices))
-        self.gradient_check.add(self.gradient_norm, step)
-        if is_fused(optimizer):
-            bad = (~torch.isfinite(self.gradient_norm)).to(torch.float32)
-            # As a loss scaler does: the kernel that updates the weights reads this, and does not.
-            optimizer.found_inf, optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
-            self.skipped_steps += bad.to(torch.int64)
-            self.require_finite()
-        elif (step_is_bad := self.gradient_check.first_bad(wait=True)) is not None:
-            self.refuse(step_is_bad)
-            # In half precision an overflow is the loss scale's business: it skips and adapts.
-            optimizer.zero_grad(set_to_none=True)
-            self.skipped_steps += 1
-
-    def require_finite(self, *, wait: bool = False) -> None:
-        """Refuse to go on after a gradient that is known not to be finite, unless it may be."""
-        while (step := self.gradient_check.first_bad(wait=wait)) is not None:
-            self.refuse(step)
-
-    def refuse(self, step: CheckedStep) -> None:
-        """Say where a gradient is not finite, unless such steps are to be skipped."""
-        if self.config.training.on_nonfinite == "skip" or self.trainer.precision == "16-mixed":
-            return
-        raise InputError(
-            f"the gradient is not finite at step {step.step}, epoch {step.epoch}, in a batch of "
-            f"{self.describe_slices(step.slices)}; the weights were not changed. Lower --lr, check "
-            "these slices, or set training.on_nonfinite: skip"
-        )
-
-    def on_train_epoch_end(self) -> None:
-        """Hear of every gradient of the epoch."""
-        self.require_finite(wait=True)
-
-    def describe_slices(self, parts: list[Tensor]) -> str:
-        """Name the slices whose cells were in the batches of a step."""
-        numbers = sorted({n for part in parts for n in part.flatten().tolist()})
-        known = self.slice_names
-        names = [known[n] if n < len(known) else str(n) for n in numbers if n >= 0]
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        return f"slices {shown}" if names else "unnamed slices"
-
-    @property
-    def is_whole(self) -> bool:
-        """Say whether every rank has all weights and their gradients."""
-        return not (self.is_sharded or isinstance(self.trainer.strategy, ZeroStrategy))
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW with a linear warm-up and a cosine decay to a share of the peak."""
-        training = self.config.training
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            training.learning_rate,
-            weight_decay=training.weight_decay,
-            fused=self.is_whole and self.trainer.precision != "16-mixed",
-        )
-        total = max(self.planned_steps(), 1)
-        warmup = max(round(training.warmup_share * total), 1)
-
-        def factor(step: int) -> float:
-            return learning_rate_factor(step, total, warmup, training.final_lr_share)
-
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-
-def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether one kernel updates all weights."""
-    return bool(optimizer.param_groups[0].get("fused"))
-
-
-def whole_tensor(value: Tensor) -> Tensor:
-    """Return a number that is sharded over ranks as a plain one."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def learning_rate_factor(step: int, total: int, warmup: int, final: float) -> float:
-    """Share of the peak learning rate: rises over `warmup` steps, falls to `final` at `total`."""
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min((step - warmup) / max(total - warmup, 1), 1.0)
-    return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
 
 class MaskedDiffusionModule(AlphaSTomicsModule):

@@ -5,6 +5,7 @@ once when its condition begins, not at every step, and its flag is logged as 1.0
 """
 
 import logging
+import math
 from collections import deque
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from alphastomics.attn_model.inspection import gate_moments, record
 from alphastomics.attn_model.routing import balance_loss, expert_use, normalized_use_entropy
 from alphastomics.diffusion_model.deepspeed import gradient_of
-from alphastomics.diffusion_model.module import AlphaSTomicsModule, whole_tensor
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.step import named_terms
+from alphastomics.diffusion_model.updating_module import whole_tensor
 from alphastomics.utils.dataholder import DataHolder
 
 logger = logging.getLogger(__name__)
@@ -123,22 +125,25 @@ class Monitor(pl.Callback):
     ) -> None:
         """Look at gradients before they are clipped."""
         assert isinstance(pl_module, AlphaSTomicsModule)
-        if trainer.global_step % GRADIENT_EVERY:
-            return
-        values = self.gradient_values(pl_module) | self.modulation_values(pl_module)
+        if trainer.global_step % GRADIENT_EVERY == 0:
+            self.look(trainer, pl_module, 1.0)
+
+    def look(self, trainer: pl.Trainer, module: AlphaSTomicsModule, length: float) -> None:
+        """Publish norms of gradients, `length` times what they hold, and of modulations."""
+        values = self.gradient_values(module, length) | self.modulation_values(module)
         publish(trainer, values)
 
-    def gradient_values(self, module: AlphaSTomicsModule) -> dict[str, float]:
+    def gradient_values(self, module: AlphaSTomicsModule, length: float) -> dict[str, float]:
         """Gradient norms of the routers and of the time modulation."""
         model = module.model
-        values = {"grad/adaln_grad_norm": norm_of(gradients_of(model.adaln_parameters()))}
+        values = {"grad/adaln_grad_norm": length * norm_of(gradients_of(model.adaln_parameters()))}
         modulations = model.router_time_modulations()
         if modulations:
             by_layer = [norm_of(gradients_of(dict(m.named_parameters()))) for m in modulations]
-            values["grad/time_modulation_grad_norm"] = mean_of(by_layer)
+            values["grad/time_modulation_grad_norm"] = length * mean_of(by_layer)
         router = gradients_of(model.router_parameters())
         if router:
-            norm = norm_of(router)
+            norm = length * norm_of(router)
             self.small_gradients = self.small_gradients + 1 if norm < GRADIENT_FLOOR else 0
             detail = f"norm {norm:.3g}"
             values["grad/moe_gate_grad_norm"] = norm
@@ -169,6 +174,10 @@ class Monitor(pl.Callback):
     ) -> None:
         """Log the losses, experts and gates of the step just done."""
         assert isinstance(pl_module, AlphaSTomicsModule)
+        if pl_module.is_updated and (trainer.global_step - 1) % GRADIENT_EVERY == 0:
+            # A recorded update leaves its gradients clipped.
+            limit = pl_module.config.training.gradient_clip_val or math.inf
+            self.look(trainer, pl_module, max(float(pl_module.gradient_norm) / limit, 1.0))
         due = trainer.global_step % self.every == 0 and trainer.global_step != self.step
         if not due or pl_module.last is None:
             return
@@ -227,8 +236,10 @@ class Monitor(pl.Callback):
         )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the modulation's norm once an epoch."""
+        """Log the modulation's norm once an epoch, of short epochs once in many updates."""
         assert isinstance(pl_module, AlphaSTomicsModule)
+        if not passes_multiple(trainer, self.every):
+            return
         values = {"adaln_epoch/modulation_l2_norm": adaln_norm(pl_module)}
         norm = router_modulation_norm(pl_module)
         if norm is not None:
@@ -269,6 +280,17 @@ def probe(module: AlphaSTomicsModule, batch: DataHolder) -> dict[str, float]:
             for layer, (mean, _) in enumerate(recording.gate_statistics()):
                 values[f"gate_by_layer/{where}/layer{layer}"] = mean
     return values
+
+
+def passes_multiple(trainer: pl.Trainer, updates: int) -> bool:
+    """Say whether the updates of the epoch that ends reach or pass a multiple of a number."""
+    done, batches = (
+        trainer.global_step,
+        trainer.fit_loop.epoch_loop.batch_progress.current.completed,
+    )
+    before = done - -(-batches // trainer.accumulate_grad_batches)
+    is_last = trainer.current_epoch + 1 == trainer.max_epochs
+    return is_last or done // updates > before // updates
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: dict[str, Tensor]) -> dict[str, float]:

@@ -224,6 +224,7 @@ def train(
         seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
         training, validation = make_loaders(config, metadata, trainer, holdout)
         module = make_module(config, training)
+        module.may_record = split is None  # which times the parts of an update
         if config.diffusion.position_frame == "registered":
             rotate_slices(module, training.reader, holdout, config.seed.global_seed)
         progress.total = training.num_cells * config.training.max_epochs

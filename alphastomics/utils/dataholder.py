@@ -102,13 +102,14 @@ class DataHolder:
 
     def to(self, *args: object, **kwargs: object) -> "DataHolder":
         """Move all tensors, as `Tensor.to` does; a floating dtype reaches floating tensors only."""
-        return self._mapped(lambda tensor: _moved(tensor, *args, **kwargs))
+        return self.mapped(lambda tensor: _moved(tensor, *args, **kwargs))
 
     def pin_memory(self) -> "DataHolder":
         """Copy all tensors to page-locked memory, from which a GPU reads without waiting."""
-        return self._mapped(lambda tensor: tensor.pin_memory())
+        return self.mapped(lambda tensor: tensor.pin_memory())
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "DataHolder":
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "DataHolder":
+        """Change every tensor."""
         changed: dict[str, Any] = {
             field.name: change(value)
             for field in fields(self)

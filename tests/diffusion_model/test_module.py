@@ -9,8 +9,8 @@ from alphastomics.config import Config
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.ema import average_decay, update_average
-from alphastomics.diffusion_model.module import learning_rate_factor
 from alphastomics.diffusion_model.randomness import draw_for_sets, rotation_of, stream_seed
+from alphastomics.diffusion_model.updating_module import learning_rate_factor
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
 from tests.diffusion_model.conftest import logged, weights

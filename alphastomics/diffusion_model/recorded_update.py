@@ -1,0 +1,187 @@
+"""Updates of the weights as CUDA graphs: a batch enters, the weights move, a score leaves.
+
+Forward, backward, clipping, AdamW and average are some thousand small kernels; their launches take
+the host several times as long as the GPU takes to run them. Each kind of batch (padded or not,
+masked or not) is recorded once, and replayed on the same memory from then on.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from alphastomics.attn_model.model import Model
+from alphastomics.config import Config
+from alphastomics.diffusion_model.cuda_graph import recorded
+from alphastomics.diffusion_model.ema import average_decay_on_device, update_average
+from alphastomics.diffusion_model.masking import Hidden
+from alphastomics.diffusion_model.randomness import StepRandomness
+from alphastomics.diffusion_model.step import Scored
+from alphastomics.utils.dataholder import DataHolder
+
+# Kinds of batches that are worth a graph of their own.
+MOST_GRAPHS = 8
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """What is asked of the module that is trained."""
+
+    config: Config
+    model: Model
+    average: Model
+    updates: Tensor
+    skipped_steps: Tensor
+    gradient_norm: Tensor
+
+    def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+        """Noise a batch, denoise it, and compare."""
+
+
+class RecordedUpdates:
+    """Updates weights and average, by one graph for each kind of batch.
+
+    Parameters
+    ----------
+    module
+        What is trained.
+    optimizer
+        Fused AdamW of the module's network.
+    """
+
+    def __init__(self, module: Trained, optimizer: torch.optim.Optimizer) -> None:
+        self.module, self.optimizer = module, optimizer
+        self.training = module.config.training
+        self.rate = torch.zeros((), device=module.updates.device)
+        self.recordings: dict[Any, _Recording] = {}
+        # Graphs run one after the other: what they need in between can lie in the same place.
+        self.device = module.updates.device
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def update(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
+        """Update the weights with a batch; None where its kind cannot be recorded."""
+        smooths = self.module.model.smoothed_in is not None and batch.smoothed is None
+        if smooths or batch.real_cells is None:  # both make the host wait
+            return None
+        kind = _kind(batch, randomness)
+        if kind not in self.recordings:
+            if len(self.recordings) == MOST_GRAPHS:
+                return None
+            self.recordings[kind] = _Recording(self, batch, randomness)
+        self.rate.fill_(self.optimizer.param_groups[0]["lr"])
+        scored = self.recordings[kind](batch, randomness)
+        return scored._replace(batch=batch, times=randomness.times)
+
+    def step(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+        """Do what is recorded."""
+        module = self.module
+        parameters = list(module.model.parameters())
+        self.optimizer.zero_grad(set_to_none=True)
+        scored = module.score(batch, randomness)
+        # The caller's autocast is for the forward pass alone.
+        with torch.autocast(self.device.type, enabled=False):
+            scored.terms.total.backward()  # type: ignore[no-untyped-call]
+            limit = self.training.gradient_clip_val or math.inf
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+            bad = (~torch.isfinite(norm)).to(torch.float32)
+            # As a loss scaler does: the kernel that updates the weights reads this, and does not.
+            self.optimizer.found_inf, self.optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
+            with self.rate_on_device():
+                self.optimizer.step()
+            module.skipped_steps += bad.to(torch.int64)
+            if scored.prediction.aux.routing is not None:
+                module.model.update_balance_bias(scored.prediction.aux.routing.counts)
+            decay = average_decay_on_device(self.training.ema_decay, module.updates)
+            update_average(module.average, module.model, decay)
+            module.updates += 1
+        module.gradient_norm = norm
+        # A graph of autograd that outlives the step would tie the next one to its stream.
+        return scored._replace(
+            terms=_detached(scored.terms),
+            prediction=_detached(scored.prediction),
+            errors=scored.errors.detach(),
+        )
+
+    @contextmanager
+    def rate_on_device(self) -> Iterator[None]:
+        """Let the optimizer read its learning rate from the GPU; a checkpoint has the number."""
+        group = self.optimizer.param_groups[0]
+        kept = {key: group[key] for key in ("lr", "capturable")}
+        recording = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        group.update(lr=self.rate, capturable=recording)
+        try:
+            yield
+        finally:
+            group.update(kept)
+
+
+class _Recording:
+    """The graph of one kind of batch, and the memory that it reads."""
+
+    def __init__(
+        self, updates: RecordedUpdates, batch: DataHolder, randomness: StepRandomness
+    ) -> None:
+        # The host's knowledge of the cells is of one batch: a padded kind stays padded.
+        self.batch = batch.mapped(torch.clone)
+        *numbers, hidden = randomness
+        masks = Hidden(*(None if mask is None else mask.clone() for mask in hidden))
+        self.randomness = StepRandomness._make([*(value.clone() for value in numbers), masks])
+        self.updates = updates
+        self.scored: Scored | None = None
+        self.gradients: list[Tensor | None] = []
+        self.norm = updates.module.gradient_norm
+        self.recorded = recorded(self.step, updates.device, updates.pool)
+
+    def step(self) -> None:
+        """Update the weights by what the memory holds."""
+        self.scored = self.updates.step(self.batch, self.randomness)
+        self.norm = self.updates.module.gradient_norm
+        self.gradients = [weight.grad for weight in self.updates.module.model.parameters()]
+
+    def __call__(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+        """Put a batch into the memory, and update the weights."""
+        for name, value in _tensors(batch):
+            getattr(self.batch, name).copy_(value)
+        for kept, value in zip(_flat(self.randomness), _flat(randomness), strict=True):
+            kept.copy_(value)
+        self.recorded()
+        module = self.updates.module
+        module.gradient_norm = self.norm
+        if next(module.model.parameters()).grad is not self.gradients[0]:
+            for weight, gradient in zip(module.model.parameters(), self.gradients, strict=True):
+                weight.grad = gradient
+        assert self.scored is not None
+        return self.scored
+
+
+def _detached(value: Any) -> Any:
+    """Cut tensors, in tuples within tuples, off from the graph of autograd."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if not isinstance(value, tuple):
+        return value
+    parts = map(_detached, value)
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _tensors(batch: DataHolder) -> list[tuple[str, Tensor]]:
+    """List the tensors of a batch by name."""
+    named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+    return [(name, value) for name, value in named if isinstance(value, Tensor)]
+
+
+def _flat(randomness: StepRandomness) -> list[Tensor]:
+    """List the tensors of a batch's randomness."""
+    *numbers, hidden = randomness
+    return [value for value in (*numbers, *hidden) if value is not None]
+
+
+def _kind(batch: DataHolder, randomness: StepRandomness) -> tuple[Any, ...]:
+    """Return what two batches have in common that one graph serves."""
+    shapes = tuple((name, value.shape, value.dtype) for name, value in _tensors(batch))
+    hidden = tuple(mask is None for mask in randomness.hidden)
+    return shapes, hidden, batch.padding_mask is None
