@@ -117,7 +117,7 @@ def main() -> None:
             set_size=arguments.set_size,
             streaming=way == "streaming",
             num_workers=arguments.workers,
-            pin_memory=torch.cuda.is_available(),
+            device=torch.device("cuda") if torch.cuda.is_available() else None,
         )[0]
         for way in ("loader", "streaming")
     }

@@ -159,7 +159,7 @@ def make_loaders(
     config: Config, metadata: Metadata, trainer: pl.Trainer, holdout: Holdout | None
 ) -> tuple[BatchLoader, BatchLoader]:
     """Return the loaders of training and validation for this rank."""
-    loading = config.data.loading
+    loading, device = config.data.loading, trainer.strategy.root_device
     training, validation, _ = create_dataloaders(
         config.data.processed_data_dir,
         batch_size=config.training.batch_size,
@@ -172,9 +172,9 @@ def make_loaders(
         rank=trainer.global_rank,
         world_size=trainer.world_size,
         verify_checksums=loading.verify_checksums,
-        pin_memory=trainer.strategy.root_device.type == "cuda",
+        device=device if device.type == "cuda" else None,
         holdout=holdout,
-        smooth=slice_smoother(config, metadata, trainer.strategy.root_device),
+        smooth=slice_smoother(config, metadata, device),
     )
     return training, validation
 

@@ -166,7 +166,7 @@ def make_split_loaders(
         rank=0,
         world_size=1,
         verify_checksums=reading.verify_checksums,
-        pin_memory=device.type == "cuda",
+        device=device if device.type == "cuda" else None,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from alphastomics.config import LoadingConfig, SeedConfig, TrainingConfig
 from alphastomics.errors import InputError
@@ -24,6 +25,7 @@ from alphastomics.preprocessing.cell_table import CellTable, Rows
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.memory import MemorySource, Smooth
+from alphastomics.preprocessing.resident import ResidentCells, fits
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.sets import BatchShape, Window, batch_of
 from alphastomics.preprocessing.shard_reader import ShardReader
@@ -57,8 +59,9 @@ class BatchLoader:
         be sent from one process to another.
     same_every_epoch
         Draw the same sets in the same order in every epoch: for validation and test.
-    pin_memory
-        Leave batches in page-locked memory, from which a GPU reads while it computes.
+    device
+        A GPU that will use the batches: cells in memory stay on it where they fit, others lie in
+        page-locked memory, from which it reads while it computes.
     held_out
         What is held out of the split, in words.
     """
@@ -71,12 +74,13 @@ class BatchLoader:
         *,
         num_workers: int,
         same_every_epoch: bool,
-        pin_memory: bool,
+        device: torch.device | None = None,
         held_out: str = "nothing",
     ) -> None:
-        self.pin_memory, self.held_out = pin_memory, held_out
+        self.device, self.held_out = device, held_out
         self.source, self.draw, self.shape = source, draw, shape
         self.num_workers, self.same_every_epoch = num_workers, same_every_epoch
+        self._resident: ResidentCells | None = None
         self.reader: ShardReader = source.reader
         self._epoch, self._start = 0, 0
         self._current: tuple[int, int] | None = None
@@ -145,6 +149,7 @@ class BatchLoader:
         """
         epoch, start = self._epoch, self._start
         self._epoch, self._start, self._current = epoch + 1, 0, (epoch, start)
+        self._settle()
         with ExitStack() as stack:
             readers, coordinator, makers = (self._pool(stack, number) for number in (0, 1, 2))
             drawn = 0 if self.same_every_epoch else epoch
@@ -157,9 +162,17 @@ class BatchLoader:
                 self._current = (epoch, number)
                 yield batch
 
+    def _settle(self) -> None:
+        """Copy cells in memory to the GPU that will use them, if they fit."""
+        source = self.source
+        if self._resident is None and self.device is not None and isinstance(source, MemorySource):
+            table = source.table()
+            if fits(table, self.metadata.num_genes):
+                self._resident = ResidentCells(self.reader, table, self.device)
+
     def _pool(self, stack: ExitStack, number: int) -> Executor | None:
         """Open the threads that read (0), that put windows together (1), that make batches (2)."""
-        if self.num_workers == 0:
+        if self.num_workers == 0 or self._resident is not None:
             return None
         pool = ThreadPoolExecutor(1 if number == 1 else self.num_workers)
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -184,8 +197,10 @@ class BatchLoader:
 
     def _make(self, chosen: list[tuple[CellTable, Rows]]) -> DataHolder:
         """Lay out one batch."""
+        if self._resident is not None:
+            return self._resident.batch(self.shape, [rows for _, rows in chosen])
         batch = batch_of(self.reader, self.shape, chosen)
-        return batch.pin_memory() if self.pin_memory else batch
+        return batch if self.device is None else batch.pin_memory()
 
 
 def ahead(
@@ -217,7 +232,7 @@ def create_dataloaders(
     rank: int | None = None,
     world_size: int | None = None,
     verify_checksums: bool = LOADING.verify_checksums,
-    pin_memory: bool = False,
+    device: torch.device | None = None,
     holdout: Holdout | None = None,
     smooth: Smooth | None = None,
 ) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
@@ -242,8 +257,8 @@ def create_dataloaders(
         one; auto never mixes slices without a common frame.
     seed, rank, world_size
         Seed of the order of cells; which share of them is this process's, None asks torch.
-    verify_checksums, pin_memory
-        Compare shards with their checksums; leave batches in page-locked memory, for a GPU.
+    verify_checksums, device
+        Compare shards with their checksums; a GPU that will use the batches.
     holdout, smooth
         Not for streaming: training cells that take the validation cells' part; what smooths the
         expression of a slice, for `DataHolder.smoothed`.
@@ -260,7 +275,7 @@ def create_dataloaders(
     sources = _sources(readers, draw, smooth, holdout, streaming=streaming)
     make = partial(BatchLoader, draw=draw, shape=shape, num_workers=num_workers)
     training, validation, test = (
-        make(source, same_every_epoch=held, pin_memory=pin_memory, held_out=words)
+        make(source, same_every_epoch=held, device=device, held_out=words)
         for (source, words), held in zip(sources, (False, True, True), strict=True)
     )
     return training, validation, test

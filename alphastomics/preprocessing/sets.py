@@ -40,13 +40,13 @@ def batch_of(
     chosen = [_runs_joined(table, rows) for table, rows in _grouped(sets)]
     cells = joined_tables(chosen) if chosen else empty_table(0, reader.metadata.num_genes)
     sizes = [length(rows) for _, rows in sets]
-    padded_rows = None if sum(sizes) == shape.cells else _padded_rows(sizes, shape.set_size)
+    places = None if sum(sizes) == shape.cells else padded_rows(sizes, shape.set_size)
 
     def column(values: np.ndarray, fill: int) -> np.ndarray:
         """Lay a column of the cells out as sets."""
-        if padded_rows is not None:
+        if places is not None:
             padded = np.full((shape.cells, *values.shape[1:]), fill, dtype=values.dtype)
-            padded[padded_rows] = values
+            padded[places] = values
             values = padded
         return values.reshape(shape.sets_per_batch, shape.set_size, *values.shape[1:])
 
@@ -94,7 +94,7 @@ def _runs_joined(table: CellTable, sets: list[Rows]) -> CellTable:
     return table.take(np.concatenate([np.r_[rows] for rows in sets]))
 
 
-def _padded_rows(sizes: list[int], set_size: int) -> Int64[np.ndarray, " N"]:
+def padded_rows(sizes: list[int], set_size: int) -> Int64[np.ndarray, " N"]:
     """Return the row of each cell in the flattened batch."""
     first = np.arange(len(sizes)) * set_size
     before = np.cumsum([0, *sizes])[:-1]

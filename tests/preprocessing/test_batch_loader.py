@@ -299,6 +299,38 @@ def test_a_folder_that_was_not_preprocessed_is_refused(tmp_path):
         loaders(tmp_path)
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("draw", ["random", "slice"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_of_cells_that_stay_on_a_device_are_those_of_the_table(folders, name, draw, rank):
+    options = {"set_draw": draw, "set_size": 8, "rank": rank, "world_size": 2, "smooth": doubled}
+    plain = loaders(folders / name, **options)
+    resident = loaders(folders / name, device=torch.device("cpu"), **options)
+    for one, two in zip(plain, resident, strict=True):
+        for _ in range(2):  # epochs
+            for expected, batch in zip(one, two, strict=True):
+                assert same(batch, expected)
+                assert torch.equal(batch.smoothed, expected.smoothed)
+                assert torch.equal(batch.gene_mask, expected.gene_mask)
+                facts = (batch.first_cells, batch.real_cells)
+                assert facts == (expected.first_cells, expected.real_cells)
+
+
+def test_cells_that_do_not_fit_are_copied_batch_by_batch(folders, monkeypatch):
+    options = {"device": torch.device("cpu"), "set_draw": "slice", "set_size": 8}
+    monkeypatch.setattr("alphastomics.preprocessing.resident.MOST_BYTES", 100)
+    monkeypatch.setattr(DataHolder, "pin_memory", lambda self: self)
+    monkeypatch.setattr("alphastomics.preprocessing.resident.ResidentCells.batch", None)
+    expected = list(loaders(folders / "slice-dense", set_draw="slice", set_size=8)[0])
+    found = list(loaders(folders / "slice-dense", **options)[0])
+    assert all(same(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def doubled(expression: np.ndarray) -> np.ndarray:
+    """Stand in for the smoothing of a slice."""
+    return np.hstack([expression, 2 * expression]).astype(np.float32)
+
+
 def test_loading_imports_neither_anndata_nor_scanpy(folders):
     code = (
         "import sys\n"

@@ -1,0 +1,81 @@
+"""Cells that stay on a GPU: rows of a table enter, a batch leaves, and no cell is copied again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alphastomics.preprocessing.cell_table import CellTable, Rows
+from alphastomics.preprocessing.sets import BatchShape, length, padded_rows
+from alphastomics.preprocessing.shard_reader import ShardReader
+from alphastomics.utils.dataholder import NONE, DataHolder
+
+# Cells that take more memory than this are copied batch by batch.
+MOST_BYTES = 8_000_000_000
+
+
+def fits(table: CellTable, genes: int) -> bool:
+    """Say whether cells may stay on a GPU."""
+    smoothed = 0 if table.smoothed is None else table.smoothed.shape[1]
+    return 4 * len(table) * (genes + smoothed) <= MOST_BYTES
+
+
+class ResidentCells:
+    """All cells of a table on a device, and one row more, which is padding.
+
+    Parameters
+    ----------
+    reader
+        Whose shards the table is of.
+    table
+        The cells.
+    device
+        Where they stay.
+    """
+
+    def __init__(self, reader: ShardReader, table: CellTable, device: torch.device) -> None:
+        self.device, self.cell_id = device, np.append(table.cell_id, NONE)
+        self.measured_genes = torch.from_numpy(np.array(reader.measured_genes)).to(device)
+        slice_id = table.slice_id.astype(np.int64)
+        self.columns = {
+            "expression": self._column(reader.dense(table), 0),
+            "positions": self._column(table.position, 0),
+            "node_mask": self._column(np.ones(len(table), dtype=bool), 0),
+            "cell_type": self._column(table.cell_type.astype(np.int64), NONE),
+            "slice_id": self._column(slice_id, NONE),
+            "cell_id": self._column(table.cell_id, NONE),
+            "panel": self._column(reader.panel_of_slice[slice_id], 0),
+        }
+        if table.smoothed is not None:
+            self.columns["smoothed"] = self._column(table.smoothed, 0)
+
+    def _column(self, values: np.ndarray, fill: int) -> Tensor:
+        """Copy a column to the device, with the row of padding."""
+        padding = np.full((1, *values.shape[1:]), fill, dtype=values.dtype)
+        return torch.from_numpy(np.concatenate([values, padding])).to(self.device)
+
+    def batch(self, shape: BatchShape, sets: Sequence[Rows]) -> DataHolder:
+        """Make a batch of at most `sets_per_batch` sets; what is lacking is padded and masked."""
+        sizes = [length(rows) for rows in sets]
+        rows = np.full(shape.cells, len(self.cell_id) - 1)
+        if sets:
+            rows[padded_rows(sizes, shape.set_size)] = np.concatenate(
+                [np.r_[each] for each in sets]
+            )
+        index = torch.from_numpy(rows)
+        if self.device.type == "cuda":
+            index = index.pin_memory()
+        index = index.to(self.device, non_blocking=True)
+
+        def chosen(column: Tensor) -> Tensor:
+            taken = column.index_select(0, index)
+            return taken.reshape(shape.sets_per_batch, shape.set_size, *taken.shape[1:])
+
+        first = self.cell_id[rows.reshape(-1, shape.set_size)[:, 0]]
+        return DataHolder(
+            **{name: chosen(column) for name, column in self.columns.items()},
+            measured_genes=self.measured_genes,
+            first_cells=tuple(first.tolist()),
+            real_cells=sum(sizes),
+        )
