@@ -4,6 +4,7 @@ import logging
 import math
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import lightning.pytorch as pl
 import torch
 
 from alphastomics.config import Config
+from alphastomics.diffusion_model.background_save import (
+    after_saving,
+    same_file,
+    wait_for_checkpoints,
+)
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.io.progress import track
 from alphastomics.utils.dataholder import DataHolder
@@ -35,7 +41,7 @@ def validation_follows(trainer: pl.Trainer) -> bool:
 def save_last(trainer: pl.Trainer, folder: RunFolder) -> None:
     """Write the checkpoint that a resumed run goes on from; a run that it replaces can go now."""
     trainer.save_checkpoint(folder.last)
-    folder.discard_replaced()
+    after_saving(trainer, folder.discard_replaced)
 
 
 class Updates(pl.Callback):
@@ -113,21 +119,26 @@ class Keeper(Updates):
         self.waited = 0 if loss < self.lowest else self.waited + 1
         self.lowest = min(loss, self.lowest)
         self.stop_early(trainer)
-        self.keep(trainer, loss)
         self.saved_step = trainer.global_step
+        keep = self.ranked(trainer, loss)
         save_last(trainer, self.folder)
+        after_saving(trainer, keep)
 
-    def keep(self, trainer: pl.Trainer, loss: float) -> None:
-        """Write a checkpoint if it is among the best, and remove what is no longer."""
+    def ranked(self, trainer: pl.Trainer, loss: float) -> Callable[[], None]:
+        """Count this step among the best if it is; return what then becomes of the files."""
         name = f"epoch{trainer.current_epoch:04d}-step{trainer.global_step:07d}.ckpt"
         ranked = sorted({**self.best, name: loss}.items(), key=lambda item: item[1])
         dropped = [key for key, _ in ranked[self.keep_best :] if key != name]
         self.best = dict(ranked[: self.keep_best])
-        if name in self.best:
-            trainer.save_checkpoint(self.folder.checkpoints / name)
-        if trainer.is_global_zero:
+        files, kept = self.folder.checkpoints, name in self.best
+
+        def keep() -> None:
+            if kept:
+                same_file(self.folder.last, files / name)
             for key in dropped:
-                (self.folder.checkpoints / key).unlink(missing_ok=True)
+                (files / key).unlink(missing_ok=True)
+
+        return keep
 
     def best_step(self) -> int | None:
         """Return the update at which the best checkpoint was written, if there is one."""
@@ -176,6 +187,7 @@ class StopOnRequest(Updates):
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
             save_last(trainer, self.folder)
+            wait_for_checkpoints(trainer)
             if trainer.is_global_zero:
                 self.folder.mark("interrupted", step=trainer.global_step)
             logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)

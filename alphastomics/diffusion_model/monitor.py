@@ -133,7 +133,7 @@ class Monitor(pl.Callback):
         values = self.gradient_values(module, length) | self.modulation_values(module)
         publish(trainer, values)
 
-    def gradient_values(self, module: AlphaSTomicsModule, length: float) -> dict[str, float]:
+    def gradient_values(self, module: AlphaSTomicsModule, length: float = 1.0) -> dict[str, float]:
         """Gradient norms of the routers and of the time modulation."""
         model = module.model
         values = {"grad/adaln_grad_norm": length * norm_of(gradients_of(model.adaln_parameters()))}

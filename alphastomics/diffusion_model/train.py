@@ -13,6 +13,10 @@ from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.advice import describe
+from alphastomics.diffusion_model.background_save import (
+    BackgroundCheckpointIO,
+    wait_for_checkpoints,
+)
 from alphastomics.diffusion_model.callbacks import (
     Keeper,
     Progress,
@@ -21,7 +25,6 @@ from alphastomics.diffusion_model.callbacks import (
     save_last,
 )
 from alphastomics.diffusion_model.checkpoint import (
-    ChecksummedCheckpointIO,
     export_weights,
     load_module,
 )
@@ -142,7 +145,7 @@ def make_trainer(
                 StopOnRequest(folder),
                 SanityCheck(),
             ],
-            plugins=[ChecksummedCheckpointIO()],
+            plugins=[BackgroundCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -291,6 +294,7 @@ def conclude(
 ) -> dict[str, Any]:
     """Save the end of a run, export the best weights, and write its report."""
     save_last(trainer, folder)
+    wait_for_checkpoints(trainer)
     if not trainer.is_global_zero:
         return {}
     best = keeper.best_path() or folder.last
