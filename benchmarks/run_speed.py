@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import lightning.pytorch as pl
@@ -30,19 +30,43 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from alphastomics.config import Config, SimulationConfig
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import train as training_run
+from alphastomics.diffusion_model.ema import update_average
+from alphastomics.diffusion_model.recorded_update import RecordedUpdates
 from alphastomics.main import main as alphastomics
 from alphastomics.preprocessing.batch_loader import create_dataloaders
+from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.simulate import write_tissue
 
 GENES, SLICES, SET_SIZE = 254, 5, 1024
-WARM_UP, BARE_STEPS = 5, 30
-# (name, sets of a batch, settings of the layers, streaming)
-VARIANTS = (
-    ("1 set", 1, {}, False),
-    ("8 sets", 8, {}, False),
-    ("8 sets, experts", 8, {"use_moe": True}, False),
-    ("8 sets, streaming", 8, {}, True),
-)
+WARM_UP, BARE_STEPS = 6, 60
+
+
+class Variant(NamedTuple):
+    """A kind of run."""
+
+    sets: int
+    experts: bool = False
+    streaming: bool = False
+    compile: bool = False
+
+
+VARIANTS = {
+    "1 set": Variant(1),
+    "8 sets": Variant(8),
+    "8 sets, experts": Variant(8, experts=True),
+    "8 sets, compiled": Variant(8, compile=True),
+    "8 sets, streaming": Variant(8, streaming=True),
+}
+# Kernels by what they do: the first word that their name holds.
+GROUPS = {
+    "attention": ("sdpa", "flash", "fmha"),
+    "matrix products": ("nvjet", "gemm", "cutlass", "cublas", "splitK"),
+    "optimizer and average": ("multi_tensor", "adam", "lerp"),
+    "norms": ("norm", "Norm", "GammaBeta"),
+    "random numbers": ("distribution", "dropout", "philox"),
+    "sums": ("reduce",),
+    "copies and casts": ("copy", "Memcpy", "Memset", "fill"),
+}
 
 
 def processed_folder(folder: Path, cells: int) -> Path:
@@ -55,23 +79,23 @@ def processed_folder(folder: Path, cells: int) -> Path:
     return folder / "processed"
 
 
-def settings(folder: Path, cells: int, variant: tuple[Any, ...], updates: int) -> Config:
+def settings(folder: Path, cells: int, variant: Variant, updates: int) -> Config:
     """Return the settings of a run of about so many updates."""
-    _, sets, layer, streaming = variant
-    batch = sets * SET_SIZE
+    batch = variant.sets * SET_SIZE
     document = {
         "training": {
             "batch_size": batch,
             "max_epochs": max(updates * batch // cells, 1),
             "position_head_updates": 5,
             "validate_every_n_epochs": max(updates * batch // cells // 10, 1),
+            "compile": variant.compile,
         },
         "diffusion": {"position_frame": "registered"},
         "loss": {"position": "aligned"},
-        "TransformerLayer_setting": layer,
+        "TransformerLayer_setting": {"use_moe": variant.experts},
         "data": {
             "processed_data_dir": str(folder / "processed"),
-            "loading": {"set_size": SET_SIZE, "streaming": streaming},
+            "loading": {"set_size": SET_SIZE, "streaming": variant.streaming},
         },
         "logging": {"save_dir": str(folder), "exp_name": "run"},
     }
@@ -84,76 +108,105 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def bare_rate(config: Config) -> float:
-    """Return the cells per second of the step alone."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loading = config.data.loading
-    loader, *_ = create_dataloaders(
-        config.data.processed_data_dir,
-        batch_size=config.training.batch_size,
-        set_size=loading.set_size,
-        num_workers=0,
-    )
-    module = training_run.make_module(config, loader)
-    # The loader's slices are in their own frames: which rotation they get is no matter here.
-    eye = torch.eye(3, dtype=torch.float64)
-    module.slice_rotation = eye.repeat(len(loader.metadata.slices), 1, 1)
-    module.to(device).train()
-    batches = [batch.to(device) for batch in islice(loader, 4)]
-    optimizer = torch.optim.AdamW(module.model.parameters(), 1e-4, fused=True)
+class Bare:
+    """The step alone: batches on the device, no Lightning, no validation, no checkpoints."""
 
-    def step(batch: Any, number: int) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = module.training_step(batch, number)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        training_run_average(module)
+    def __init__(self, config: Config) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        loader, *_ = create_dataloaders(
+            config.data.processed_data_dir,
+            batch_size=config.training.batch_size,
+            set_size=config.data.loading.set_size,
+            num_workers=0,
+        )
+        self.module = module = training_run.make_module(config, loader)
+        # The loader's slices are in their own frames: which rotation they get is no matter here.
+        eye = torch.eye(3, dtype=torch.float64)
+        module.slice_rotation = eye.repeat(len(loader.metadata.slices), 1, 1)
+        module.to(self.device).train()
+        if config.training.compile:
+            module.model.compile()
+        self.batches = cycle([batch.to(self.device) for batch in islice(loader, 4)])
+        rate = config.training.learning_rate
+        self.optimizer = torch.optim.AdamW(module.model.parameters(), rate, fused=True)
+        if self.device.type == "cuda":
+            module.recorded_updates = RecordedUpdates(module, self.optimizer)
 
-    steps = BARE_STEPS if device.type == "cuda" else BARE_STEPS // 5
-    queue = list(islice(cycle(batches), WARM_UP + steps))
-    for number, batch in enumerate(queue[:WARM_UP]):
-        step(batch, number)
-    wait()
-    start = time.perf_counter()
-    for number, batch in enumerate(queue[WARM_UP:]):
-        step(batch, number)
-    wait()
-    seconds = time.perf_counter() - start
-    return sum(batch.count_cells() for batch in queue[WARM_UP:]) / seconds
+    def steps(self, number: int) -> tuple[float, int]:
+        """Do some steps; return the seconds they took and the cells they saw."""
+        wait()
+        start, cells = time.perf_counter(), 0
+        for index, batch in enumerate(islice(self.batches, number)):
+            cells += batch.count_cells()
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"
+            ):
+                loss = self.module.training_step(batch, index)
+            if not self.module.is_updated:
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.module.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                update_average(self.module.average, self.module.model, 0.99)
+            self.module.seen_slices.clear()
+        wait()
+        return time.perf_counter() - start, cells
 
+    def rate(self) -> dict[str, float]:
+        """Return cells per second, milliseconds of a step, and seconds until steps are fast."""
+        first, _ = self.steps(WARM_UP)
+        seconds, cells = self.steps(BARE_STEPS if self.device.type == "cuda" else BARE_STEPS // 10)
+        steps = BARE_STEPS if self.device.type == "cuda" else BARE_STEPS // 10
+        return {
+            "bare_cells_per_s": cells / seconds,
+            "bare_ms": 1e3 * seconds / steps,
+            "warm_up_s": first,
+        }
 
-def training_run_average(module: Any) -> None:
-    """Move the average, as the optimizer's step does in a run."""
-    from alphastomics.diffusion_model.ema import update_average
+    def profile(self, steps: int = 10) -> dict[str, float]:
+        """Return milliseconds of the GPU a step, by what they are spent on."""
+        from torch.profiler import ProfilerActivity, profile
 
-    update_average(module.average, module.model, 0.99)
-    module.seen_slices.clear()
+        self.steps(WARM_UP)
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            self.steps(steps)
+        totals: dict[str, float] = defaultdict(float)
+        for event in found.key_averages():
+            group = next(
+                (name for name, words in GROUPS.items() if any(w in event.key for w in words)),
+                "other arithmetic",
+            )
+            totals[group] += event.self_device_time_total / 1e3 / steps
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 @contextmanager
 def timed(parts: dict[str, float]) -> Iterator[None]:
-    """Add up the time of the parts of a run that are no steps."""
+    """Add up the time of the parts of a run; a part within another counts for itself alone."""
     wrapped = (
         (training_run, "fit_position_head", "position head"),
         (training_run, "make_loaders", "set-up"),
         (training_run, "rotate_slices", "set-up"),
         (training_run, "conclude", "conclusion"),
-        (pl.Trainer, "fit", "fit"),
+        (pl.Trainer, "fit", "steps"),
         (pl.Trainer, "save_checkpoint", "checkpoints"),
         (_EvaluationLoop, "run", "validation"),
     )
+
+    inner = [0.0]  # what is timed inside of what is being timed
 
     def clocked(act: Callable[..., Any], name: str) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             wait()
             start = time.perf_counter()
+            inner.append(0.0)
             try:
                 return act(*args, **kwargs)
             finally:
                 wait()
-                parts[name] += time.perf_counter() - start
+                seconds = time.perf_counter() - start
+                parts[name] += seconds - inner.pop()
+                inner[-1] += seconds
 
         return run
 
@@ -167,23 +220,23 @@ def timed(parts: dict[str, float]) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def measure(config: Config, cells: int) -> dict[str, Any]:
+def measure(config: Config) -> dict[str, Any]:
     """Time the bare step and a whole run."""
-    bare = bare_rate(config)
+    bare = Bare(config).rate()
     parts: dict[str, float] = defaultdict(float)
     start = time.perf_counter()
     with timed(parts):
         summary = training_run.train(config, training_run.TrainRequest(overwrite=True))
     whole = time.perf_counter() - start
-    trained = cells * summary["epochs"]
-    # The checkpoint of the conclusion is written after the fit.
-    inside = parts["fit"] - parts["validation"]
+    folder = DataFolder(config.data.processed_data_dir)
+    trained = folder.metadata().splits["train"].cells * summary["epochs"]
+    fit = sum(parts[name] for name in ("steps", "validation", "checkpoints"))
     return {
-        "bare_cells_per_s": bare,
-        "fit_cells_per_s": trained / parts["fit"],
+        **bare,
+        "fit_cells_per_s": trained / fit,
         "run_cells_per_s": trained / whole,
-        "fit_of_bare": trained / parts["fit"] / bare,
-        "steps_of_bare": trained / max(inside - parts["checkpoints"], 1e-9) / bare,
+        "fit_of_bare": trained / fit / bare["bare_cells_per_s"],
+        "steps_of_bare": trained / parts["steps"] / bare["bare_cells_per_s"],
         "updates": summary["steps"],
         "seconds": {**parts, "whole": whole},
     }
@@ -194,7 +247,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, nargs="+", default=[5_000, 25_000, 250_000])
     parser.add_argument("--updates", type=int, default=300, help="updates of a run, about")
-    parser.add_argument("--variants", nargs="+", default=[row[0] for row in VARIANTS])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--profile", action="store_true", help="the GPU's time by kind of kernel")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     logging.getLogger("alphastomics").setLevel(logging.WARNING)
@@ -205,22 +259,26 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "lightning": lightning.__version__},
         "cases": {},
     }
-    print(f"{'case':<34}{'bare':>12}{'fit':>12}{'fit / bare':>12}{'steps / bare':>14}")
+    print(f"{'case':<34}{'bare':>10}{'ms':>8}{'fit':>10}{'fit / bare':>12}{'steps / bare':>14}")
     for cells in asked.cells:
         with tempfile.TemporaryDirectory() as folder:
             processed_folder(Path(folder), cells)
-            for variant in VARIANTS:
-                if variant[0] not in asked.variants:
+            for name in asked.variants:
+                if VARIANTS[name].sets * SET_SIZE * 2 > cells:
                     continue
-                config = settings(Path(folder), cells, variant, asked.updates)
-                result = measure(config, cells)
-                record["cases"][f"{cells:,} cells, {variant[0]}"] = result
-                print(
-                    f"{f'{cells:,} cells, {variant[0]}':<34}{result['bare_cells_per_s']:>12,.0f}"
-                    f"{result['fit_cells_per_s']:>12,.0f}{result['fit_of_bare']:>12.2f}"
-                    f"{result['steps_of_bare']:>14.2f}",
-                    flush=True,
-                )
+                config = settings(Path(folder), cells, VARIANTS[name], asked.updates)
+                case = f"{cells:,} cells, {name}"
+                if asked.profile:
+                    record["cases"][case] = result = Bare(config).profile()
+                    print(case, {key: round(value, 3) for key, value in result.items()}, flush=True)
+                else:
+                    record["cases"][case] = result = measure(config)
+                    print(
+                        f"{case:<34}{result['bare_cells_per_s']:>10,.0f}{result['bare_ms']:>8.2f}"
+                        f"{result['fit_cells_per_s']:>10,.0f}{result['fit_of_bare']:>12.2f}"
+                        f"{result['steps_of_bare']:>14.2f}",
+                        flush=True,
+                    )
                 if asked.json:
                     asked.json.write_text(json.dumps(record, indent=1))
 

@@ -30,6 +30,7 @@ GRADIENT_CEILING, GRADIENT_FLOOR = 10.0, 0.01
 LOOKS_BEFORE_WARNING = 3
 UNCHANGED = 1e-4  # relative: a norm that moves less over three looks is flat
 PROBE_TIMES = (0.1, 0.5, 0.9)
+PROBE_EVERY = 500  # updates between two probes, but for the last validation of a run
 
 ADVICE = {
     "moe/expert_collapse_warning": "few experts do all the work: raise "
@@ -103,6 +104,7 @@ class Monitor(pl.Callback):
         self.small_gradients = 0
         self.norms: deque[float] = deque(maxlen=LOOKS_BEFORE_WARNING)
         self.step = -1
+        self.probed_step = -PROBE_EVERY
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to warn as an uninterrupted one would."""
@@ -111,6 +113,7 @@ class Monitor(pl.Callback):
             "small_gradients": self.small_gradients,
             "norms": list(self.norms),
             "step": self.step,
+            "probed_step": self.probed_step,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -119,6 +122,7 @@ class Monitor(pl.Callback):
         self.small_gradients = state_dict["small_gradients"]
         self.norms = deque(state_dict["norms"], maxlen=LOOKS_BEFORE_WARNING)
         self.step = state_dict.get("step", -1)
+        self.probed_step = state_dict.get("probed_step", -PROBE_EVERY)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
@@ -255,9 +259,16 @@ class Monitor(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Probe experts and gates by diffusion time and modality, on the first batch."""
+        """Probe experts and gates by diffusion time and modality, on the first batch.
+
+        Six calls of the network: not in every validation of a short run.
+        """
         assert isinstance(pl_module, AlphaSTomicsModule)
-        if batch_idx == 0 and not trainer.sanity_checking:
+        if batch_idx > 0 or trainer.sanity_checking:
+            return
+        is_last = trainer.current_epoch + 1 == trainer.max_epochs
+        if is_last or trainer.global_step >= self.probed_step + PROBE_EVERY:
+            self.probed_step = trainer.global_step
             publish(trainer, probe(pl_module, batch))
 
 
