@@ -37,7 +37,7 @@ SMOOTHED = (
     Dropout(0.1, 0.3, 0.2),
 )
 # The networks that hide most: in training, their errors are most like those on unseen cells.
-NOISIEST = (0, 1)
+NOISIEST = slice(0, 2)
 # Slices that a query is compared with, and genes and quantiles that are compared.
 REFERENCES, REFERENCE_GENES, QUANTILES = 64, 1000, (0.1, 0.5, 0.9)
 # Fewer cells cannot tell slices apart.
@@ -80,14 +80,13 @@ class Ensemble(nn.Module):
         self,
         expression: Float[Tensor, "#K N G"],
         smoothed: Float[Tensor, "#K N F"] | None,
-        chosen: Sequence[int] | None = None,
+        rows: slice = slice(None),
     ) -> Float[Tensor, "M N 3"]:
-        """Predict the position of each cell by each network, or by the chosen ones.
+        """Predict the position of each cell by each network, or by some of them.
 
         `smoothed` may be None where it is not seen.
         """
-        rows = slice(None) if chosen is None else list(chosen)
-        rates = self.dropout if chosen is None else [self.dropout[row] for row in chosen]
+        rates = self.dropout[rows]
         cells = self._hidden(expression, [rate.expression for rate in rates]) @ self.own[rows]
         if self.smoothed is not None:
             assert smoothed is not None
@@ -117,9 +116,6 @@ class Ensemble(nn.Module):
         return values * kept
 
 
-Chosen = slice | list[int]
-
-
 class _Block(nn.Module):
     """Residual block: with normalised layers up, GELU, down; else one matrix and ReLU."""
 
@@ -131,13 +127,13 @@ class _Block(nn.Module):
         self.down = _weights(number, inner, WIDTH) if normalized else None
         self.down_bias = nn.Parameter(torch.zeros(number, 1, WIDTH)) if normalized else None
 
-    def inner(self, cells: Float[Tensor, "K N D"], rows: Chosen) -> Float[Tensor, "K N I"]:
+    def inner(self, cells: Float[Tensor, "K N D"], rows: slice) -> Float[Tensor, "K N I"]:
         """Return the values that dropout acts on."""
         if self.norm is None:
             return F.relu(cells @ self.up[rows] + self.up_bias[rows])
         return F.gelu(self.norm(cells, rows) @ self.up[rows] + self.up_bias[rows])
 
-    def outer(self, values: Float[Tensor, "K N I"], rows: Chosen) -> Float[Tensor, "K N D"]:
+    def outer(self, values: Float[Tensor, "K N I"], rows: slice) -> Float[Tensor, "K N D"]:
         """Return what is added to the cells."""
         if self.down is None or self.down_bias is None:
             return values
@@ -152,7 +148,7 @@ class _Norm(nn.Module):
         self.scale = nn.Parameter(torch.ones(number, 1, WIDTH))
         self.shift = nn.Parameter(torch.zeros(number, 1, WIDTH))
 
-    def forward(self, cells: Float[Tensor, "K N D"], rows: Chosen) -> Float[Tensor, "K N D"]:
+    def forward(self, cells: Float[Tensor, "K N D"], rows: slice) -> Float[Tensor, "K N D"]:
         return F.layer_norm(cells, (WIDTH,)) * self.scale[rows] + self.shift[rows]
 
 

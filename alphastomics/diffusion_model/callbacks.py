@@ -19,6 +19,7 @@ from alphastomics.diffusion_model.background_save import (
     wait_for_checkpoints,
 )
 from alphastomics.diffusion_model.run_folder import RunFolder
+from alphastomics.diffusion_model.step import TASK_NAMES
 from alphastomics.io.progress import track
 from alphastomics.utils.dataholder import DataHolder
 
@@ -201,31 +202,24 @@ class StopOnRequest(Updates):
 
 
 class TaskErrors:
-    """Running mean of the error of each task: one step's loss jumps from task to task.
+    """Running mean of the error of each task: one step's loss jumps from task to task."""
 
-    Placing has expression given, `expression` has positions given, and new tissue has neither.
-    """
-
-    NAMES = ("placing", "expression", "new tissue")
     DECAY = 0.98
 
     def __init__(self) -> None:
         self.sums: torch.Tensor | None = None
 
-    def add(self, times: torch.Tensor, errors: torch.Tensor) -> None:
+    def add(self, tasks: torch.Tensor) -> None:
         """Count the sets of a step, without waiting for them."""
-        given = times == 0
-        task = torch.stack([given[:, 0], given[:, 1], ~given.any(1)], dim=1).to(errors.dtype)
-        error = torch.stack([errors[:, 1], errors[:, 0], errors.sum(1)], dim=1)
-        new = torch.stack([(task * error).sum(0), task.sum(0)])
-        self.sums = new if self.sums is None else self.DECAY * self.sums + new
+        # A recorded step writes its next sums to the same place.
+        self.sums = tasks.clone() if self.sums is None else tasks + self.DECAY * self.sums
 
     def words(self) -> str:
         """Say how every task goes that was trained so far."""
         if self.sums is None:
             return ""
         totals, counts = self.sums.tolist()
-        parts = zip(self.NAMES, totals, counts, strict=True)
+        parts = zip(TASK_NAMES, totals, counts, strict=True)
         return "error: " + ", ".join(f"{name} {t / n:.3f}" for name, t, n in parts if n > 0)
 
 
@@ -256,7 +250,7 @@ class Progress(pl.Callback):
             cells = batch.count_cells() * trainer.world_size
             last = getattr(pl_module, "last", None)
             if last is not None:
-                self.errors.add(last.times, last.errors)
+                self.errors.add(last.tasks)
             self.advance(cells, note=self.errors.words)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -20,16 +20,18 @@ from alphastomics.diffusion_model.loss import (
     Cells,
     DualModalLoss,
     Entries,
+    LossTerms,
     errors_of_sets,
 )
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.randomness import (
     StepRandomness,
     draw_for_sets,
+    seed_device,
     set_keys,
     stream_seed,
 )
-from alphastomics.diffusion_model.step import Scored, Seen, named_terms
+from alphastomics.diffusion_model.step import Scored, Seen, errors_of_tasks, named_terms
 from alphastomics.diffusion_model.trainer_module import is_distributed
 from alphastomics.diffusion_model.updating_module import UpdatingModule
 from alphastomics.geometry import best_rotation, centered
@@ -127,7 +129,7 @@ class AlphaSTomicsModule(UpdatingModule):
         noised_position = self.noise_model.noised(
             true.position, randomness.position, times[:, 1], settings.nu_position
         )
-        prediction = seen.through(self.denoiser, noised_position, smoothed)
+        prediction = seen.through(self.denoiser, noised_position, smoothed, batch.expected)
         entries = Entries(
             batch.node_mask,
             batch.gene_mask,
@@ -138,9 +140,9 @@ class AlphaSTomicsModule(UpdatingModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
-        errors = errors_of_sets(predicted, true, entries)
+        tasks = errors_of_tasks(times, errors_of_sets(predicted, true, entries))
         batch = replace(batch, diffusion_time=seen.times)
-        return Scored(terms, prediction, batch, times, errors)
+        return Scored(terms, prediction, batch, times, tasks)
 
     def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network reads it."""
@@ -178,6 +180,7 @@ class AlphaSTomicsModule(UpdatingModule):
         """
         frame = self.config.diffusion.position_frame
         if frame == "random":
+            assert randomness.rotation is not None
             return randomness.rotation
         if frame == "registered":
             # A set of several slices is of slices in one frame, which have no rotation.
@@ -215,6 +218,7 @@ class AlphaSTomicsModule(UpdatingModule):
             batch.node_mask,
             self.updates_done,
             [stream_seed(seed, *purpose, key) for key in keys],
+            rotates=self.config.diffusion.position_frame == "random",
             reflection=self.config.loss.reflection,
         )
 
@@ -222,13 +226,15 @@ class AlphaSTomicsModule(UpdatingModule):
         self, batch: DataHolder, device: torch.device, dataloader_idx: int
     ) -> DataHolder:
         """Copy a batch without waiting for it; page-locked memory makes that possible."""
-        return batch.to(device, non_blocking=True)
+        same = batch.expression.device == device
+        return batch if same else batch.to(device, non_blocking=True)
 
     def training_step(self, batch: DataHolder, batch_idx: int) -> Tensor:
         """Noise, mask, model, loss, log."""
         # Dropout and the routers' noise draw from the global state: a pure function of the step.
         step = (self.current_epoch, batch_idx, self.global_rank)
-        torch.manual_seed(stream_seed(self.config.seed.global_seed, "step", *step))
+        seed = stream_seed(self.config.seed.global_seed, "step", *step)
+        seed_device(seed, batch.expression.device)
         self.seen_slices.append(batch.slice_id)
         randomness = self.draw(batch, "train", self.current_epoch)
         updates = self.recorded_updates
@@ -250,10 +256,29 @@ class AlphaSTomicsModule(UpdatingModule):
 
     def log_held_out(self, batch: DataHolder, stage: str, purpose: str) -> None:
         """Log the loss of held-out cells, averaged over several samples of time and noise."""
-        for number in range(VALIDATION_SAMPLES):
-            scored = self.score(batch, self.draw(batch, purpose, number))
-            values = named_terms(stage, scored.terms)
-            self.log_dict(values, batch_size=batch.count_cells(), sync_dist=True)
+        batch = self.with_expected(batch)
+        drawn = (self.draw(batch, purpose, number) for number in range(VALIDATION_SAMPLES))
+        samples = [torch.stack(self.held_out_score(batch, each).terms) for each in drawn]
+        terms = LossTerms(*torch.stack(samples).mean(0))
+        self.log_dict(named_terms(stage, terms), batch_size=batch.count_cells(), sync_dist=True)
+
+    def held_out_score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+        """Score a held-out batch, as a CUDA graph where that is possible."""
+        scored = None
+        if self.recorded_updates is not None:
+            scored = self.recorded_updates.score(batch, randomness)
+        return self.score(batch, randomness) if scored is None else scored
+
+    def with_expected(self, batch: DataHolder) -> DataHolder:
+        """Add where cells are expected by their expression: held-out cells and the head stay."""
+        head, first = self.average.position_head, batch.first_cells
+        if self.recorded_updates is None or head is None or batch.smoothed is None or first is None:
+            return batch
+        if first not in self.expected_positions:
+            self.expected_positions[first] = self.average.expect(
+                batch.expression, batch.smoothed, batch.padding_mask, gene_mask=batch.gene_mask
+            )
+        return replace(batch, expected=self.expected_positions[first])
 
 
 class MaskedDiffusionModule(AlphaSTomicsModule):

@@ -104,7 +104,7 @@ class Monitor(pl.Callback):
         self.small_gradients = 0
         self.norms: deque[float] = deque(maxlen=LOOKS_BEFORE_WARNING)
         self.step = -1
-        self.probed_step = -PROBE_EVERY
+        self.probed_step = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to warn as an uninterrupted one would."""
@@ -122,7 +122,7 @@ class Monitor(pl.Callback):
         self.small_gradients = state_dict["small_gradients"]
         self.norms = deque(state_dict["norms"], maxlen=LOOKS_BEFORE_WARNING)
         self.step = state_dict.get("step", -1)
-        self.probed_step = state_dict.get("probed_step", -PROBE_EVERY)
+        self.probed_step = state_dict.get("probed_step", 0)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any

@@ -23,12 +23,12 @@ from alphastomics.utils.dataholder import DataHolder
 class StepRandomness(NamedTuple):
     """The random numbers of a batch.
 
-    Times (B, 2), a rotation of each set (B, 3, 3), noise of expression (B, N, G) and of position
-    (B, N, 3), and hidden entries.
+    Times (B, 2), a rotation of each set (B, 3, 3) where sets are rotated at random, noise of
+    expression (B, N, G) and of position (B, N, 3), and hidden entries.
     """
 
     times: Tensor
-    rotation: Tensor
+    rotation: Tensor | None
     expression: Tensor
     position: Tensor
     hidden: Hidden
@@ -50,6 +50,16 @@ def seed_everything(seed: int, *, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
+
+
+def seed_device(seed: int, device: torch.device) -> None:
+    """Seed what dropout and routers draw from: the generators of the host and of one device.
+
+    `torch.manual_seed` asks every kind of device there is, which takes longer than a step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 def stream_seed(*key: int | str) -> int:
@@ -87,12 +97,14 @@ def rotation_of(
 
 
 class SetNumbers(NamedTuple):
-    """What is drawn for one set beside its noise: for its times, its masks, its rotation."""
+    """What is drawn for one set beside its noise: for its times, masks, and pose.
+
+    A pose is a quaternion, and whether the set is mirrored.
+    """
 
     times: TimeNumbers
     masks: tuple[Tensor, Tensor] | None
-    quaternion: Tensor
-    mirrored: Tensor
+    pose: tuple[Tensor, Tensor] | None
 
 
 def draw_for_sets(
@@ -104,6 +116,7 @@ def draw_for_sets(
     step: int,
     seeds: list[int],
     *,
+    rotates: bool = True,
     reflection: bool,
 ) -> StepRandomness:
     """Draw what a batch needs: each set from its own seed, and nothing waits for a GPU.
@@ -121,8 +134,8 @@ def draw_for_sets(
         Training steps done, for progressive masking.
     seeds
         Seed of each set.
-    reflection
-        Whether sets are mirrored, too.
+    rotates, reflection
+        Whether sets are rotated at random, and mirrored, too.
     """
     device, host = expression.device, torch.device("cpu")
     on_device = torch.Generator(device)
@@ -138,12 +151,18 @@ def draw_for_sets(
         masks = draw_masks(masking, cells, step, on_device) if is_masked else None
         for drawn in (noise[index], shift[index]):
             torch.randn(drawn.shape, generator=on_device, out=drawn)
-        quaternion = torch.randn(4, generator=on_host, dtype=torch.float64)
-        sets.append(SetNumbers(numbers, masks, quaternion, torch.rand((), generator=on_host) < 0.5))
+        pose = None
+        if rotates:
+            quaternion = torch.randn(4, generator=on_host, dtype=torch.float64)
+            pose = quaternion, torch.rand((), generator=on_host) < 0.5
+        sets.append(SetNumbers(numbers, masks, pose))
     joined = zip(*(each.times for each in sets), strict=True)
     times_on_host = noise_model.times_of(TimeNumbers(*map(torch.cat, joined)), mode)
-    rotation = _rotations(sets, times_on_host, reflection=reflection)
-    times, rotation = (_moved(value, device) for value in (times_on_host, rotation))
+    poses = [each.pose for each in sets if each.pose is not None]
+    rotation = None
+    if poses:
+        rotation = _moved(_rotations(poses, times_on_host, reflection=reflection), device)
+    times = _moved(times_on_host, device)
     hidden = _join_hidden([each.masks for each in sets], expression, times)
     return StepRandomness(
         times, rotation, noise.mul_(node_mask[..., None]), centered(shift, node_mask), hidden
@@ -151,14 +170,14 @@ def draw_for_sets(
 
 
 def _rotations(
-    sets: list[SetNumbers], times: Int[Tensor, "B 2"], *, reflection: bool
+    poses: list[tuple[Tensor, Tensor]], times: Int[Tensor, "B 2"], *, reflection: bool
 ) -> Float[Tensor, "B 3 3"]:
     """Return the rotation of each set; positions that are given keep their frame.
 
     In an atlas it says where a cell is.
     """
-    mirrored = torch.stack([each.mirrored for each in sets]) & reflection
-    rotation = rotation_of(torch.stack([each.quaternion for each in sets]), mirrored)
+    quaternion, mirrored = (torch.stack(values) for values in zip(*poses, strict=True))
+    rotation = rotation_of(quaternion, mirrored & reflection)
     given = (times[:, 1] == 0)[:, None, None]
     return torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
 

@@ -6,10 +6,10 @@ masked or not) is recorded once, and replayed on the same memory from then on.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,8 +23,16 @@ from alphastomics.diffusion_model.randomness import StepRandomness
 from alphastomics.diffusion_model.step import Scored
 from alphastomics.utils.dataholder import DataHolder
 
-# Kinds of batches that are worth a graph of their own.
-MOST_GRAPHS = 8
+# Kinds of batches that are worth a graph of their own, in training and validation.
+MOST_GRAPHS = 12
+Act = Callable[[DataHolder, StepRandomness], Scored]
+
+
+class Gradients(NamedTuple):
+    """Where a graph writes the gradients, clipped, and their norm before."""
+
+    norm: Tensor
+    by_weight: list[Tensor | None]
 
 
 @runtime_checkable
@@ -43,7 +51,7 @@ class Trained(Protocol):
 
 
 class RecordedUpdates:
-    """Updates weights and average, by one graph for each kind of batch.
+    """Updates weights and average, and scores held-out cells, by a graph for each kind of batch.
 
     Parameters
     ----------
@@ -56,25 +64,41 @@ class RecordedUpdates:
     def __init__(self, module: Trained, optimizer: torch.optim.Optimizer) -> None:
         self.module, self.optimizer = module, optimizer
         self.training = module.config.training
-        self.rate = torch.zeros((), device=module.updates.device)
+        self.device = module.updates.device
+        self.rate = torch.zeros((), device=self.device)
         self.recordings: dict[Any, _Recording] = {}
         # Graphs run one after the other: what they need in between can lie in the same place.
-        self.device = module.updates.device
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def update(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
         """Update the weights with a batch; None where its kind cannot be recorded."""
+        recording = self._recording(self.step, batch, randomness)
+        if recording is None:
+            return None
+        self.rate.fill_(self.optimizer.param_groups[0]["lr"])
+        scored = recording(batch, randomness)
+        recording.leave_gradients()
+        return scored
+
+    def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
+        """Score a batch by the averaged weights; None where its kind cannot be recorded."""
+        if self.module.average.position_head is not None and batch.expected is None:
+            return None  # to find out makes the host wait
+        recording = self._recording(self.module.score, batch, randomness)
+        return None if recording is None else recording(batch, randomness)
+
+    def _recording(
+        self, act: Act, batch: DataHolder, randomness: StepRandomness
+    ) -> "_Recording | None":
         smooths = self.module.model.smoothed_in is not None and batch.smoothed is None
         if smooths or batch.real_cells is None:  # both make the host wait
             return None
-        kind = _kind(batch, randomness)
+        kind = (act.__name__, _kind(batch, randomness))
         if kind not in self.recordings:
             if len(self.recordings) == MOST_GRAPHS:
                 return None
-            self.recordings[kind] = _Recording(self, batch, randomness)
-        self.rate.fill_(self.optimizer.param_groups[0]["lr"])
-        scored = self.recordings[kind](batch, randomness)
-        return scored._replace(batch=batch, times=randomness.times)
+            self.recordings[kind] = _Recording(self, act, batch, randomness)
+        return self.recordings[kind]
 
     def step(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Do what is recorded."""
@@ -103,7 +127,7 @@ class RecordedUpdates:
         return scored._replace(
             terms=_detached(scored.terms),
             prediction=_detached(scored.prediction),
-            errors=scored.errors.detach(),
+            tasks=scored.tasks.detach(),
         )
 
     @contextmanager
@@ -123,39 +147,43 @@ class _Recording:
     """The graph of one kind of batch, and the memory that it reads."""
 
     def __init__(
-        self, updates: RecordedUpdates, batch: DataHolder, randomness: StepRandomness
+        self, updates: RecordedUpdates, act: Act, batch: DataHolder, randomness: StepRandomness
     ) -> None:
         # The host's knowledge of the cells is of one batch: a padded kind stays padded.
         self.batch = batch.mapped(torch.clone)
         *numbers, hidden = randomness
         masks = Hidden(*(None if mask is None else mask.clone() for mask in hidden))
-        self.randomness = StepRandomness._make([*(value.clone() for value in numbers), masks])
-        self.updates = updates
+        copies = [None if value is None else value.clone() for value in numbers]
+        self.randomness = StepRandomness._make([*copies, masks])
+        self.module, self.act = updates.module, act
         self.scored: Scored | None = None
-        self.gradients: list[Tensor | None] = []
-        self.norm = updates.module.gradient_norm
+        self.left: Gradients | None = None
         self.recorded = recorded(self.step, updates.device, updates.pool)
 
     def step(self) -> None:
-        """Update the weights by what the memory holds."""
-        self.scored = self.updates.step(self.batch, self.randomness)
-        self.norm = self.updates.module.gradient_norm
-        self.gradients = [weight.grad for weight in self.updates.module.model.parameters()]
+        """Do it with what the memory holds."""
+        self.scored = self.act(self.batch, self.randomness)
+        weights = self.module.model.parameters()
+        self.left = Gradients(self.module.gradient_norm, [weight.grad for weight in weights])
 
     def __call__(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
-        """Put a batch into the memory, and update the weights."""
+        """Put a batch into the memory, and do it."""
         for name, value in _tensors(batch):
             getattr(self.batch, name).copy_(value)
         for kept, value in zip(_flat(self.randomness), _flat(randomness), strict=True):
             kept.copy_(value)
         self.recorded()
-        module = self.updates.module
-        module.gradient_norm = self.norm
-        if next(module.model.parameters()).grad is not self.gradients[0]:
-            for weight, gradient in zip(module.model.parameters(), self.gradients, strict=True):
-                weight.grad = gradient
         assert self.scored is not None
-        return self.scored
+        return self.scored._replace(batch=batch, times=randomness.times)
+
+    def leave_gradients(self) -> None:
+        """Leave the gradients of this graph with the weights, as an update without one does."""
+        assert self.left is not None
+        self.module.gradient_norm = self.left.norm
+        if next(self.module.model.parameters()).grad is not self.left.by_weight[0]:
+            weights = self.module.model.parameters()
+            for weight, gradient in zip(weights, self.left.by_weight, strict=True):
+                weight.grad = gradient
 
 
 def _detached(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Bool
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from alphastomics.attn_model.model import Model, Prediction
@@ -11,6 +12,7 @@ from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.utils.dataholder import DataHolder
 
 # What the terms of the loss are called in the log, in the order of `LossTerms`.
+TASK_NAMES = ("placing", "expression", "new tissue")
 TERM_NAMES = tuple("loss" if name == "total" else name for name in LossTerms._fields)
 
 
@@ -21,8 +23,8 @@ class Scored(NamedTuple):
     prediction: Prediction
     batch: DataHolder
     times: Tensor
-    errors: Tensor
-    """Mean squared error of expression and position of each set (B, 2)."""
+    tasks: Tensor
+    """The sum of each task's errors over its sets, and how many these are (2, 3)."""
 
 
 class Seen(NamedTuple):
@@ -42,7 +44,13 @@ class Seen(NamedTuple):
         node_mask = None if self.node_mask is None else self.node_mask[chosen]
         return Seen(self.expression[chosen], node_mask, self.gene_mask[chosen], hidden, times)
 
-    def through(self, model: Model, position: Tensor, smoothed: Tensor | None) -> Prediction:
+    def through(
+        self,
+        model: Model,
+        position: Tensor,
+        smoothed: Tensor | None,
+        expected: Tensor | None = None,
+    ) -> Prediction:
         """Call the network."""
         return model(
             self.expression,
@@ -53,7 +61,21 @@ class Seen(NamedTuple):
             expression_hidden=self.hidden.expression,
             position_hidden=self.hidden.position,
             smoothed=smoothed,
+            expected=expected,
         )
+
+
+def errors_of_tasks(
+    times: Int[Tensor, "B 2"], errors: Float[Tensor, "B 2"]
+) -> Float[Tensor, "2 3"]:
+    """Add up the mean squared errors of expression and position by the task of each set.
+
+    Placing has expression given, `expression` has positions given, and new tissue has neither.
+    """
+    given = times == 0
+    task = torch.stack([given[:, 0], given[:, 1], ~given.any(1)], dim=1).to(errors.dtype)
+    error = torch.stack([errors[:, 1], errors[:, 0], errors.sum(1)], dim=1)
+    return torch.stack([(task * error).sum(0), task.sum(0)])
 
 
 def named_terms(stage: str, terms: LossTerms) -> dict[str, Tensor]:

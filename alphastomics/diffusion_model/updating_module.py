@@ -41,6 +41,8 @@ class UpdatingModule(TrainerModule):
         self.gradient_check = GradientCheck()
         self.recorded_updates: RecordedUpdates | None = None
         self.is_updated = False  # by the last batch, as a recorded update
+        # Of held-out batches, by the numbers of their sets' first cells.
+        self.expected_positions: dict[tuple[int, ...], Tensor] = {}
 
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare."""
@@ -59,6 +61,11 @@ class UpdatingModule(TrainerModule):
             and self.config.diffusion.position_frame == "registered"
         ):
             self.recorded_updates = RecordedUpdates(self, self.trainer.optimizers[0])
+
+    def on_fit_end(self) -> None:
+        """Give the memory of graphs back."""
+        self.recorded_updates = None
+        self.expected_positions.clear()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute gradients, unless a recorded update has done so."""

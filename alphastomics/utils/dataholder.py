@@ -39,6 +39,8 @@ class DataHolder:
         For each panel of this batch, which genes were measured.
     smoothed
         Expression averaged over nearest neighbours of the whole slice, where it was worked out.
+    expected
+        Positions that follow from the expression alone, centred, where they were worked out.
     diffusion_time
         Once noised: the time of the set, or one for each modality.
     first_cells, real_cells
@@ -55,6 +57,7 @@ class DataHolder:
     panel: Int64[Tensor, "B N"]
     measured_genes: Bool[Tensor, "P G"]
     smoothed: Float[Tensor, "B N F"] | None = None
+    expected: Float[Tensor, "B N 3"] | None = None
     diffusion_time: Float[Tensor, "B T"] | None = None
     first_cells: tuple[int, ...] | None = None
     real_cells: int | None = None

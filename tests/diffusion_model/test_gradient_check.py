@@ -45,6 +45,7 @@ def counted_batch(device: str) -> DataHolder:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_step_never_waits_for_the_gpu(masked: bool):
     settings = config(

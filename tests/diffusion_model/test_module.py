@@ -105,10 +105,14 @@ def test_turns_are_uniform_and_mirrored_where_allowed():
 
 
 def test_given_positions_keep_their_frame_and_noised_ones_are_turned():
-    cells = batch(40)
-    given = AlphaSTomicsModule(config(training={"mode": "pos_to_expr"}), 5).draw(cells, "test")
+    cells, turned = batch(40), {"diffusion": {"position_frame": "random"}}
+    given = AlphaSTomicsModule(config(training={"mode": "pos_to_expr"}, **turned), 5).draw(
+        cells, "test"
+    )
     assert torch.equal(given.rotation, torch.eye(3, dtype=torch.float64).expand(40, 3, 3))
-    noised = AlphaSTomicsModule(config(training={"mode": "expr_to_pos"}), 5).draw(cells, "test")
+    noised = AlphaSTomicsModule(config(training={"mode": "expr_to_pos"}, **turned), 5).draw(
+        cells, "test"
+    )
     assert float((noised.rotation - torch.eye(3)).abs().amax((1, 2)).min()) > 0.01
 
 

@@ -38,7 +38,7 @@ class Recorded(AlphaSTomicsModule):
     def on_train_start(self) -> None:
         """Record, whatever the device."""
         super().on_train_start()
-        self.recorded_updates = RecordedUpdates(self, self.trainer.optimizers[0])
+        self.kept = self.recorded_updates = RecordedUpdates(self, self.trainer.optimizers[0])
 
 
 def trained(
@@ -63,8 +63,12 @@ def trained(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        num_sanity_val_steps=0,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
+    held_out = [cell_batch(100 + number, padded=number == 1) for number in range(2 * WARM_UP)]
+    loaders = [torch.utils.data.DataLoader(part, batch_size=None) for part in (batches, held_out)]
+    trainer.fit(module, *loaders)
+    module.losses = {name: float(loss) for name, loss in trainer.callback_metrics.items()}
     return module
 
 
@@ -81,7 +85,7 @@ def test_weights_and_average_are_those_of_single_parts(device: str, layer: dict)
     batches = [cell_batch(n, padded=n % 3 == 1) for n in range(4 * WARM_UP)]
     recorded, plain = (trained(kind, batches, device, layer=layer)
                        for kind in (Recorded, AlphaSTomicsModule))  # fmt: skip
-    start = trained(AlphaSTomicsModule, batches[:0], device, layer=layer)
+    start = trained(AlphaSTomicsModule, batches[:1], device, layer=layer)
     tolerance = {"rtol": 1e-4, "atol": 1e-6} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-4}
     for name, expected in plain.state_dict().items():
         # Positions are centred: the gradient of their bias is rounding, which AdamW makes large.
@@ -94,7 +98,9 @@ def test_weights_and_average_are_those_of_single_parts(device: str, layer: dict)
     starts = start.average.parameters()
     pairs = zip(recorded.average.parameters(), starts, strict=True)
     assert any(not torch.equal(one, two) for one, two in pairs)
-    assert len(recorded.recorded_updates.recordings) == 2  # padded and whole
+    assert len(recorded.kept.recordings) == 4  # padded and whole, in training and validation
+    assert recorded.losses == pytest.approx(plain.losses, rel=tolerance["rtol"])
+    assert "val/loss" in recorded.losses
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -114,7 +120,7 @@ def test_an_infinite_gradient_leaves_the_weights_and_is_named(device: str):
 def test_a_batch_that_the_host_has_not_counted_is_updated_part_by_part():
     batches = [replace(cell_batch(n, padded=False), real_cells=None) for n in range(3)]
     recorded, plain = (trained(kind, batches, "cpu") for kind in (Recorded, AlphaSTomicsModule))
-    assert not recorded.recorded_updates.recordings
+    assert {act for act, _ in recorded.kept.recordings} == {"score"}
     assert recorded.updates_done == len(batches)
     for name, expected in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], expected), name
