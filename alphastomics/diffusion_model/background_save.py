@@ -1,13 +1,16 @@
 """Checkpoints beside the training: a checkpoint enters, a copy of it is written by a thread.
 
-The training goes on as soon as the copy is made. Files appear complete or not at all, one after
-the other; what failed is said when the next one is asked for, or waited for.
+The training goes on as soon as the copy is made. A checkpoint that another one replaces before a
+write is due is never written. Files appear complete or not at all, one after the other; what failed
+is said when the next ones are written, or waited for.
 """
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +20,87 @@ from torch import Tensor
 from alphastomics.diffusion_model.checkpoint import ChecksummedCheckpointIO, plain
 from alphastomics.io.files import replacing
 
+# Training that may be lost: a run that is killed goes on from the last checkpoint on disk.
+SECONDS_BETWEEN_WRITES = 10.0
+
+Content = dict[str, Any]
+
 
 class BackgroundCheckpointIO(ChecksummedCheckpointIO):
-    """Writes a checkpoint at a time, in a thread of its own."""
+    """Holds checkpoints back for a while, and writes them in a thread of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.pending: Future[None] | None = None
+        self.held: dict[Path, Content] = {}
+        self.removed: list[Path] = []
+        self.afterwards: list[Callable[[], None]] = []
+        self.writing: Future[None] | None = None
+        self.written_at = time.monotonic()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Copy a checkpoint, and begin to write it."""
-        self.wait()
-        content = _copied(plain(checkpoint))
-        self.pending = self.writer.submit(super().save_checkpoint, content, path, storage_options)
+        """Copy a checkpoint, to be written."""
+        self.held[Path(path)] = _copied(plain(checkpoint))
+
+    def keep(self, path: Path, name: Path) -> None:
+        """Give a checkpoint a second name; a sharded one was written by its strategy."""
+        if path in self.held:
+            self.held[name] = self.held[path]
+        else:
+            self.then(partial(same_file, path, name))
+
+    def remove(self, path: Path) -> None:
+        """Remove a checkpoint, once those held back are written."""
+        self.held.pop(path, None)
+        self.removed.append(path)
 
     def then(self, act: Callable[[], None]) -> None:
-        """Do something once all that was asked for is written."""
-        before = self.pending
+        """Do something once all that is held back is written."""
+        self.afterwards.append(act)
 
-        def follow() -> None:
-            if before is not None:
-                before.result()
-            act()
+    def write_if_due(self) -> None:
+        """Begin to write what is held back, unless the last time is not long ago."""
+        if time.monotonic() >= self.written_at + SECONDS_BETWEEN_WRITES:
+            self.write()
 
-        self.pending = self.writer.submit(follow)
+    def write(self) -> None:
+        """Begin to write what is held back."""
+        self._finish()
+        work = (self.held, self.removed, self.afterwards)
+        self.held, self.removed, self.afterwards = {}, [], []
+        self.written_at = time.monotonic()
+        self.writing = self.writer.submit(self._write, *work)
 
     def wait(self) -> None:
-        """Wait until all that was asked for is written; raise what went wrong."""
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            pending.result()
+        """Write all that is held back; raise what went wrong."""
+        self.write()
+        self._finish()
 
     def teardown(self) -> None:
         """Leave nothing unwritten."""
         self.wait()
+
+    def _finish(self) -> None:
+        if self.writing is not None:
+            writing, self.writing = self.writing, None
+            writing.result()
+
+    def _write(
+        self, held: dict[Path, Content], removed: list[Path], acts: list[Callable[[], None]]
+    ) -> None:
+        files: dict[int, Path] = {}
+        for path, content in held.items():
+            if id(content) in files:
+                same_file(files[id(content)], path)
+            else:
+                super().save_checkpoint(content, path)
+                files[id(content)] = path
+        for path in removed:
+            path.unlink(missing_ok=True)
+        for act in acts:
+            act()
 
 
 def _copied(value: Any) -> Any:
@@ -65,22 +112,11 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
-def after_saving(trainer: pl.Trainer, act: Callable[[], None]) -> None:
-    """Do something on the first rank, once the checkpoints asked for so far are written."""
-    if not trainer.is_global_zero:
-        return
+def files_of(trainer: pl.Trainer) -> BackgroundCheckpointIO:
+    """Return what writes a run's checkpoints."""
     files = trainer.strategy.checkpoint_io
-    if isinstance(files, BackgroundCheckpointIO):
-        files.then(act)
-    else:
-        act()
-
-
-def wait_for_checkpoints(trainer: pl.Trainer) -> None:
-    """Return once the checkpoints asked for so far are written."""
-    files = trainer.strategy.checkpoint_io
-    if isinstance(files, BackgroundCheckpointIO):
-        files.wait()
+    assert isinstance(files, BackgroundCheckpointIO)
+    return files
 
 
 def same_file(source: Path, target: Path) -> None:

@@ -4,7 +4,6 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,7 @@ import lightning.pytorch as pl
 import torch
 
 from alphastomics.config import Config
-from alphastomics.diffusion_model.background_save import (
-    after_saving,
-    same_file,
-    wait_for_checkpoints,
-)
+from alphastomics.diffusion_model.background_save import files_of
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.step import TASK_NAMES
 from alphastomics.io.progress import track
@@ -40,9 +35,10 @@ def validation_follows(trainer: pl.Trainer) -> bool:
 
 
 def save_last(trainer: pl.Trainer, folder: RunFolder) -> None:
-    """Write the checkpoint that a resumed run goes on from; a run that it replaces can go now."""
+    """Make the checkpoint that a resumed run goes on from; a run that it replaces can go then."""
     trainer.save_checkpoint(folder.last)
-    after_saving(trainer, folder.discard_replaced)
+    if trainer.is_global_zero:
+        files_of(trainer).then(folder.discard_replaced)
 
 
 class Updates(pl.Callback):
@@ -113,6 +109,7 @@ class Keeper(Updates):
         if due and not validation_follows(trainer):
             self.saved_step = step
             save_last(trainer, self.folder)
+            files_of(trainer).write()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the last checkpoint, and a good one; stop when nothing improves any more."""
@@ -121,25 +118,17 @@ class Keeper(Updates):
         self.lowest = min(loss, self.lowest)
         self.stop_early(trainer)
         self.saved_step = trainer.global_step
-        keep = self.ranked(trainer, loss)
-        save_last(trainer, self.folder)
-        after_saving(trainer, keep)
-
-    def ranked(self, trainer: pl.Trainer, loss: float) -> Callable[[], None]:
-        """Count this step among the best if it is; return what then becomes of the files."""
         name = f"epoch{trainer.current_epoch:04d}-step{trainer.global_step:07d}.ckpt"
         ranked = sorted({**self.best, name: loss}.items(), key=lambda item: item[1])
-        dropped = [key for key, _ in ranked[self.keep_best :] if key != name]
         self.best = dict(ranked[: self.keep_best])
-        files, kept = self.folder.checkpoints, name in self.best
-
-        def keep() -> None:
-            if kept:
-                same_file(self.folder.last, files / name)
-            for key in dropped:
-                (files / key).unlink(missing_ok=True)
-
-        return keep
+        save_last(trainer, self.folder)
+        if trainer.is_global_zero:
+            files, folder = files_of(trainer), self.folder.checkpoints
+            if name in self.best:
+                files.keep(self.folder.last, folder / name)
+            for dropped, _ in ranked[self.keep_best :]:
+                files.remove(folder / dropped)
+            files.write_if_due()
 
     def best_step(self) -> int | None:
         """Return the update at which the best checkpoint was written, if there is one."""
@@ -188,7 +177,7 @@ class StopOnRequest(Updates):
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
             save_last(trainer, self.folder)
-            wait_for_checkpoints(trainer)
+            files_of(trainer).wait()
             if trainer.is_global_zero:
                 self.folder.mark("interrupted", step=trainer.global_step)
             logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)

@@ -13,6 +13,10 @@ import torch
 WARM_UP = 3
 
 
+class RecordingError(RuntimeError):
+    """A step does what a graph cannot; it was not done."""
+
+
 class RecordedStep:
     """A step as a CUDA graph, once it has been called a few times.
 
@@ -40,10 +44,19 @@ class RecordedStep:
             torch.cuda.current_stream().wait_stream(self.stream)
         else:
             if self.calls == WARM_UP:
-                with torch.cuda.graph(self.graph, pool=self.pool, stream=self.stream):
-                    self.step()  # recorded, not done
+                self._record()
             self.graph.replay()
         self.calls += 1
+
+    def _record(self) -> None:
+        """Record the step, without doing it; other threads may use the GPU meanwhile."""
+        try:
+            with torch.cuda.graph(
+                self.graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            ):
+                self.step()
+        except RuntimeError as error:
+            raise RecordingError(str(error).partition("\n")[0]) from error
 
 
 def recorded(

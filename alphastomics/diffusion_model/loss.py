@@ -78,14 +78,26 @@ def aligned_loss(
     The rotation is the best one, so that its own derivative adds nothing to the gradient. Sets with
     `frame_known` are not rotated: their noisy positions define the frame.
     """
-    if frame_known is True:
-        target = centered(true, node_mask)
-    else:
-        target = aligned_sets(true, predicted, node_mask, reflection=reflection)
-    if isinstance(frame_known, Tensor):
-        target = torch.where(frame_known[:, None, None], centered(true, node_mask), target)
+    target = in_frame_of(predicted, true, node_mask, frame_known, reflection=reflection)
     error = (centered(predicted, node_mask) - target).square().sum(-1)
     return mean_over(error, node_mask)
+
+
+def in_frame_of(
+    predicted: Float[Tensor, "B N 3"],
+    true: Float[Tensor, "B N 3"],
+    node_mask: Bool[Tensor, "B N"],
+    frame_known: Bool[Tensor, " B"] | Literal[True] | None,
+    *,
+    reflection: bool,
+) -> Float[Tensor, "B N 3"]:
+    """Centre the truth, and rotate it onto the prediction but for sets with `frame_known`."""
+    if frame_known is True:
+        return centered(true, node_mask)
+    target = aligned_sets(true, predicted, node_mask, reflection=reflection)
+    if frame_known is None:
+        return target
+    return torch.where(frame_known[:, None, None], centered(true, node_mask), target)
 
 
 @torch.no_grad()
@@ -211,9 +223,9 @@ class DualModalLoss(nn.Module):
             term = term + mean_over(squared_error(predicted.expression, true.expression), hidden)
         if entries.hidden_position is not None:
             # In the prediction's frame: the loss must not ask for a frame that noise has erased.
-            real = entries.node_mask
-            target = aligned_sets(
-                true.position, predicted.position, real, reflection=self.reflection
+            real, known = entries.node_mask, entries.frame_known is True or None
+            target = in_frame_of(
+                predicted.position, true.position, real, known, reflection=self.reflection
             )
             error = squared_error(centered(predicted.position, real), target)
             term = term + mean_over(error, entries.hidden_position & real[..., None])

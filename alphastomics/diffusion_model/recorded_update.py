@@ -5,6 +5,7 @@ the host several times as long as the GPU takes to run them. Each kind of batch 
 masked or not) is recorded once, and replayed on the same memory from then on.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from alphastomics.attn_model.model import Model
 from alphastomics.config import Config
-from alphastomics.diffusion_model.cuda_graph import recorded
+from alphastomics.diffusion_model.cuda_graph import RecordingError, recorded
 from alphastomics.diffusion_model.ema import average_decay_on_device, update_average
 from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.randomness import StepRandomness
 from alphastomics.diffusion_model.step import Scored
 from alphastomics.utils.dataholder import DataHolder
+
+logger = logging.getLogger(__name__)
 
 # Kinds of batches that are worth a graph of their own, in training and validation.
 MOST_GRAPHS = 12
@@ -67,38 +70,46 @@ class RecordedUpdates:
         self.device = module.updates.device
         self.rate = torch.zeros((), device=self.device)
         self.recordings: dict[Any, _Recording] = {}
+        self.is_refused = False
         # Graphs run one after the other: what they need in between can lie in the same place.
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def update(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
         """Update the weights with a batch; None where its kind cannot be recorded."""
-        recording = self._recording(self.step, batch, randomness)
-        if recording is None:
-            return None
         self.rate.fill_(self.optimizer.param_groups[0]["lr"])
-        scored = recording(batch, randomness)
-        recording.leave_gradients()
-        return scored
+        done = self._do(self.step, batch, randomness)
+        if done is None:
+            return None
+        done.leave_gradients()
+        return done.scored
 
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
         """Score a batch by the averaged weights; None where its kind cannot be recorded."""
         if self.module.average.position_head is not None and batch.expected is None:
             return None  # to find out makes the host wait
-        recording = self._recording(self.module.score, batch, randomness)
-        return None if recording is None else recording(batch, randomness)
+        done = self._do(self.module.score, batch, randomness)
+        return None if done is None else done.scored
 
-    def _recording(
-        self, act: Act, batch: DataHolder, randomness: StepRandomness
-    ) -> "_Recording | None":
+    def _do(self, act: Act, batch: DataHolder, randomness: StepRandomness) -> "_Recording | None":
+        """Do something by its graph; None where there is none, and nothing was done."""
         smooths = self.module.model.smoothed_in is not None and batch.smoothed is None
-        if smooths or batch.real_cells is None:  # both make the host wait
+        if self.is_refused or smooths or batch.real_cells is None:  # both make the host wait
             return None
         kind = (act.__name__, _kind(batch, randomness))
         if kind not in self.recordings:
             if len(self.recordings) == MOST_GRAPHS:
                 return None
             self.recordings[kind] = _Recording(self, act, batch, randomness)
-        return self.recordings[kind]
+        recording = self.recordings[kind]
+        try:
+            recording(batch, randomness)
+        except RecordingError as error:
+            self.is_refused = True
+            logger.warning(
+                "updates cannot be recorded as CUDA graphs, and will be slower: %s", error
+            )
+            return None
+        return recording
 
     def step(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Do what is recorded."""
@@ -166,7 +177,7 @@ class _Recording:
         weights = self.module.model.parameters()
         self.left = Gradients(self.module.gradient_norm, [weight.grad for weight in weights])
 
-    def __call__(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+    def __call__(self, batch: DataHolder, randomness: StepRandomness) -> None:
         """Put a batch into the memory, and do it."""
         for name, value in _tensors(batch):
             getattr(self.batch, name).copy_(value)
@@ -174,7 +185,7 @@ class _Recording:
             kept.copy_(value)
         self.recorded()
         assert self.scored is not None
-        return self.scored._replace(batch=batch, times=randomness.times)
+        self.scored = self.scored._replace(batch=batch, times=randomness.times)
 
     def leave_gradients(self) -> None:
         """Leave the gradients of this graph with the weights, as an update without one does."""

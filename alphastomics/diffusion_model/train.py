@@ -13,10 +13,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.advice import describe
-from alphastomics.diffusion_model.background_save import (
-    BackgroundCheckpointIO,
-    wait_for_checkpoints,
-)
+from alphastomics.diffusion_model.background_save import BackgroundCheckpointIO, files_of
 from alphastomics.diffusion_model.callbacks import (
     Keeper,
     Progress,
@@ -294,7 +291,7 @@ def conclude(
 ) -> dict[str, Any]:
     """Save the end of a run, export the best weights, and write its report."""
     save_last(trainer, folder)
-    wait_for_checkpoints(trainer)
+    files_of(trainer).wait()
     if not trainer.is_global_zero:
         return {}
     best = keeper.best_path() or folder.last

@@ -1,7 +1,6 @@
 """Checkpoints written beside the training: as of the moment they were asked for, complete."""
 
 from pathlib import Path
-from threading import Event
 
 import pytest
 import torch
@@ -12,16 +11,38 @@ from alphastomics.diffusion_model.background_save import BackgroundCheckpointIO,
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for(tmp_path):
     files, weight = BackgroundCheckpointIO(), torch.ones(3)
-    begin = Event()
-    files.writer.submit(begin.wait)  # nothing is written before
     files.save_checkpoint({"weight": weight, "steps": [weight[:1]]}, tmp_path / "last.ckpt")
     weight += 1
-    assert not (tmp_path / "last.ckpt").exists()
-    begin.set()
     files.wait()
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert content["weight"].tolist() == [1, 1, 1]
     assert content["steps"][0].tolist() == [1]
+
+
+def test_checkpoints_are_held_back_and_replaced_until_a_write_is_due(tmp_path, monkeypatch):
+    last, first, second = (tmp_path / name for name in ("last.ckpt", "first.ckpt", "second.ckpt"))
+    written = []
+    save = background_save.ChecksummedCheckpointIO.save_checkpoint
+    monkeypatch.setattr(
+        background_save.ChecksummedCheckpointIO,
+        "save_checkpoint",
+        lambda self, content, path: (written.append(path), save(self, content, path)),
+    )
+    files = BackgroundCheckpointIO()
+    files.save_checkpoint({"step": 1}, last)
+    files.keep(last, first)
+    files.write_if_due()
+    assert list(tmp_path.iterdir()) == []
+    files.save_checkpoint({"step": 2}, last)
+    files.keep(last, second)
+    files.remove(first)  # which no longer is among the best
+    files.written_at -= background_save.SECONDS_BETWEEN_WRITES
+    files.write_if_due()
+    files.wait()
+    assert written == [last]
+    assert sorted(tmp_path.iterdir()) == [last, second]
+    assert torch.load(second, weights_only=True)["step"] == 2
+    assert second.samefile(last)
 
 
 def test_what_follows_a_checkpoint_waits_for_it_and_for_its_success(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from alphastomics.diffusion_model.cuda_graph import WARM_UP, recorded
+from alphastomics.diffusion_model.cuda_graph import WARM_UP, RecordingError, recorded
 
 
 def test_on_a_cpu_the_step_is_the_step():
@@ -45,3 +45,14 @@ def test_a_graph_does_the_same_updates(calls: int):
     # Every call draws anew, and the same under the same seed.
     assert len(numbers.unique(dim=0)) == calls
     assert torch.equal(numbers, fitted(calls, graph=True)[1])
+
+
+@pytest.mark.gpu
+def test_a_step_that_waits_for_the_gpu_is_refused_and_not_done():
+    total = torch.zeros((), device="cuda")
+    update = recorded(lambda: total.add_(float(total) + 1), torch.device("cuda"))
+    for _ in range(WARM_UP):
+        update()
+    with pytest.raises(RecordingError):
+        update()
+    assert float(total) == 2**WARM_UP - 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alphastomics.diffusion_model import AlphaSTomicsModule
-from alphastomics.diffusion_model.cuda_graph import WARM_UP
+from alphastomics.diffusion_model.cuda_graph import WARM_UP, RecordingError
 from alphastomics.diffusion_model.recorded_update import RecordedUpdates
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
@@ -122,5 +122,24 @@ def test_a_batch_that_the_host_has_not_counted_is_updated_part_by_part():
     recorded, plain = (trained(kind, batches, "cpu") for kind in (Recorded, AlphaSTomicsModule))
     assert {act for act, _ in recorded.kept.recordings} == {"score"}
     assert recorded.updates_done == len(batches)
+    for name, expected in plain.state_dict().items():
+        assert torch.equal(recorded.state_dict()[name], expected), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_recorded_is_said_once_and_done_part_by_part(monkeypatch, caplog):
+    def refusing(step, device, pool):
+        def update() -> None:
+            raise RecordingError("a sort waits for the GPU")
+
+        return update
+
+    batches = [cell_batch(n, padded=False) for n in range(3)]
+    plain = trained(AlphaSTomicsModule, batches, "cpu")
+    monkeypatch.setattr("alphastomics.diffusion_model.recorded_update.recorded", refusing)
+    recorded = trained(Recorded, batches, "cpu")
+    assert [record.message for record in caplog.records].count(
+        "updates cannot be recorded as CUDA graphs, and will be slower: a sort waits for the GPU"
+    ) == 1
     for name, expected in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], expected), name
