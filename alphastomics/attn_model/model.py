@@ -244,10 +244,19 @@ class Model(nn.Module):
         node_mask: Bool[Tensor, "B N"] | None = None,
         *,
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
+        is_given: bool = True,
     ) -> dict[str, Tensor]:
-        """Compute what follows from given expression alone: it is the same in every call."""
+        """Compute what follows from given expression alone: it is the same in every call.
+
+        From noise, where expression is not given, nothing follows: zeros, as `forward` counts it.
+        """
         if self.smoothed_in is None:
             return {}
+        if not is_given:
+            shape = expression.shape[:2]
+            smoothed = expression.new_zeros(*shape, self.smoothing["rounds"] * self.num_genes)
+            expected = {} if self.position_head is None else {"expected": smoothed[..., :3]}
+            return {"smoothed": smoothed, **expected}
         smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
         if self.position_head is None:
             return {"smoothed": smoothed}

@@ -36,8 +36,8 @@ _SAMPLING = SamplingConfig()
 class Denoiser(Protocol):
     """A network: noisy expression and positions, times (B, 2) and a mask; predicts both clean.
 
-    It may have `prepare(expression, diffusion_time, node_mask, *, gene_mask)`, which computes once
-    what follows from given expression, and returns it as further arguments of the call.
+    It may have `prepare(expression, diffusion_time, node_mask, *, gene_mask, is_given)`, which
+    computes once what follows from given expression, and returns it as further arguments.
     """
 
     def __call__(
@@ -243,8 +243,11 @@ class _Run:
         genes = self.known.genes if not self.task.generates_expression else None
         model = self.sampler.model
         prepare = getattr(model, "prepare", None)
-        if not self.prepared and prepare is not None and not self.task.generates_expression:
-            self.prepared |= prepare(noisy.expression, network_time, self.mask, gene_mask=genes)
+        if not self.prepared and prepare is not None:
+            given = not self.task.generates_expression
+            self.prepared |= prepare(
+                noisy.expression, network_time, self.mask, gene_mask=genes, is_given=given
+            )
         cells = noisy.expression, noisy.position, network_time, self.mask
         prediction = model(*cells, gene_mask=genes, **self.prepared)
         make_expression, make_position = self.generated
