@@ -90,7 +90,7 @@ CONTRACT = {
     | {
         "checkpoint": "required",
         "data_dir": "./processed",
-        "batch_size": "65536",
+        "batch_size": "65536; of a sample on a CPU 2048",
         "output": None,
         "overwrite": "off",
     },

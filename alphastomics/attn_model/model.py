@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from alphastomics.attn_model.embedding import seen_coordinates
@@ -254,14 +254,23 @@ class Model(nn.Module):
             return {}
         if not is_given:
             shape = expression.shape[:2]
-            smoothed = expression.new_zeros(*shape, self.smoothing["rounds"] * self.num_genes)
-            expected = {} if self.position_head is None else {"expected": smoothed[..., :3]}
-            return {"smoothed": smoothed, **expected}
+            zeros = expression.new_zeros(*shape, self.smoothing["rounds"] * self.num_genes)
+            head = self.position_head is not None
+            return {"smoothed": zeros} | ({"expected": zeros[..., :3]} if head else {})
         smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
         if self.position_head is None:
             return {"smoothed": smoothed}
         expected = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask)
         return {"smoothed": smoothed, "expected": expected}
+
+    @staticmethod
+    def part_of(prepared: Mapping[str, Tensor], rows: Int64[Tensor, " M"]) -> dict[str, Tensor]:
+        """Return what was prepared of some cells of a set, which become a set of their own."""
+        part = {name: values[:, rows] for name, values in prepared.items()}
+        if "expected" in part:
+            seen = torch.ones_like(part["expected"][..., 0], dtype=torch.bool)
+            part["expected"] = centered(part["expected"], seen)
+        return part
 
     def expect(
         self,

@@ -138,6 +138,7 @@ _COMMANDS = {
                 "batch_size",
                 "sampling.max_set_size",
                 help="Cells in one network call at most; larger slices go in chunks.",
+                default="65536; of a sample on a CPU 2048",
             ),
             path_flag(
                 "input_data",
