@@ -287,6 +287,9 @@ class _Run:
         their likelihood, and the last prediction. Noise alone has no frame: the first prediction
         stays as it is.
         """
+        if self.last is None and self.anchors is None:
+            self.last = predicted
+            return predicted
         alpha, sigma = level(self.noise_model, time, self.noise_model.settings.nu_position)
         weight = alpha / sigma**2
         target = predicted.double()

@@ -207,8 +207,12 @@ class SliceSampler:
                 watch=lambda _step, _state: advance(number),
                 cache=cache,
             )
-            moved = State(*(part.cpu() for part in state))
-            finite = all(bool(torch.isfinite(part).all()) for part in moved)
+            # What was given is here already; each transfer waits for the device.
+            parts = enumerate(zip(state, given, strict=True))
+            moved = State(
+                *(new.cpu() if part in self.task.generates else old for part, (new, old) in parts)
+            )
+            finite = all(bool(torch.isfinite(moved[part]).all()) for part in self.task.generates)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             finite = False  # what linear algebra says of values that are not finite
         if not finite:
