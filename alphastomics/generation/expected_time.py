@@ -104,14 +104,14 @@ def network_seconds(
     device = module.position_scale.device
     largest_slice = int(np.bincount(cells.slice_id).max())
     timed = min(largest_slice, TIMED_CELLS)
-    one = timed_call(module, cells, task, timed)
+    call_seconds = timed_call(module, cells, task, timed)
     ways = [(settings.num_steps, settings.num_samples)]
     ways = [(settings.num_steps, 1)] if task is JOINT else [*ways, (1, settings.num_samples)]
     total = 0.0
     for num_steps, number in ways:
         in_a_set = min(largest_slice, largest_set(settings, device, num_steps))
         calls = number * network_calls(cells, settings, device, num_steps)
-        total += calls * one * (in_a_set / timed) ** 2
+        total += calls * call_seconds * (in_a_set / timed) ** 2
     return total
 
 
