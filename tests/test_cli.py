@@ -90,7 +90,8 @@ CONTRACT = {
     | {
         "checkpoint": "required",
         "data_dir": "./processed",
-        "batch_size": "65536",
+        "batch_size": "65536; of a sample on a CPU 2048",
+        "modes": "all that the checkpoint was trained for",
         "output": None,
         "overwrite": "off",
     },
@@ -203,6 +204,7 @@ def required_arguments(command: str) -> list[str]:
 
 SAMPLE_VALUES = {
     "split": "train",
+    "modes": "joint",
     "gate_type": "none",
     "training_mode": "joint",
     "split_by": "slice",

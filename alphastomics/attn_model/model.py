@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from alphastomics.attn_model.embedding import seen_coordinates
@@ -244,15 +244,33 @@ class Model(nn.Module):
         node_mask: Bool[Tensor, "B N"] | None = None,
         *,
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None = None,
+        is_given: bool = True,
     ) -> dict[str, Tensor]:
-        """Compute what follows from given expression alone: it is the same in every call."""
+        """Compute what follows from given expression alone: it is the same in every call.
+
+        From noise, where expression is not given, nothing follows: zeros, as `forward` counts it.
+        """
         if self.smoothed_in is None:
             return {}
+        if not is_given:
+            shape = expression.shape[:2]
+            zeros = expression.new_zeros(*shape, self.smoothing["rounds"] * self.num_genes)
+            head = self.position_head is not None
+            return {"smoothed": zeros} | ({"expected": zeros[..., :3]} if head else {})
         smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
         if self.position_head is None:
             return {"smoothed": smoothed}
         expected = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask)
         return {"smoothed": smoothed, "expected": expected}
+
+    @staticmethod
+    def part_of(prepared: Mapping[str, Tensor], rows: Int64[Tensor, " M"]) -> dict[str, Tensor]:
+        """Return what was prepared of some cells of a set, which become a set of their own."""
+        part = {name: values[:, rows] for name, values in prepared.items()}
+        if "expected" in part:
+            seen = torch.ones_like(part["expected"][..., 0], dtype=torch.bool)
+            part["expected"] = centered(part["expected"], seen)
+        return part
 
     def expect(
         self,

@@ -58,8 +58,10 @@ def train(call: Call) -> str | None:
             "input_data": Path(call.config.data.processed_data_dir),
             "split": DEFAULT_SPLIT,
         }
-        summary["test"] = run_test(call.config, **tested, output=None)
-        summary["report"] = str(report_of_test(call.config, **tested, scored=summary["test"]))
+        kept: dict[Any, Any] = {}
+        summary["test"] = run_test(call.config, **tested, output=None, kept=kept)
+        shown = report_of_test(call.config, **tested, scored=summary["test"], generated=kept)
+        summary["report"] = str(shown)
     # The run keeps both in full.
     summary["plan"] = str(Path(summary["run"]) / PLAN_FILE)
     if "verdict" in summary:
@@ -131,18 +133,21 @@ def test(call: Call) -> str:
         "checkpoint": checkpoint_of(arguments.checkpoint),
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
         "split": arguments.split or DEFAULT_SPLIT,
+        "modes": arguments.modes,
     }
     for words in score_notices(call.given, tested["input_data"]):
         logger.warning("%s", words)
     seed(call)
-    scores = run_test(call.config, **tested, output=arguments.output)
+    kept: dict[Any, Any] = {}
+    scores = run_test(call.config, **tested, output=arguments.output, kept=kept)
     scores_by_task: dict[str, Any] = {mode: scores[mode] for mode in TASKS if mode in scores}
     lines = [verdict.sentence for verdict in verdicts(scores_by_task)]
     lines += ["", score_table(scores_by_task), f"\nscores: {scores['output']}"]
     if not arguments.no_report:
         from alphastomics.report.commands import report_of_test
 
-        lines.append(f"report: {report_of_test(call.config, **tested, scored=scores)}")
+        page = report_of_test(call.config, **tested, scored=scores, generated=kept)
+        lines.append(f"report: {page}")
     return "\n".join(lines)
 
 

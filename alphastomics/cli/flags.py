@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from alphastomics.cli.schema import (
     Command,
     Flag,
     count_flag,
+    mode_name,
     path_flag,
     settings,
     split_name,
     switch,
 )
 from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, SETTINGS, TRAINING
+from alphastomics.config import Mode
 
 PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"
@@ -138,6 +141,7 @@ _COMMANDS = {
                 "batch_size",
                 "sampling.max_set_size",
                 help="Cells in one network call at most; larger slices go in chunks.",
+                default="65536; of a sample on a CPU 2048",
             ),
             path_flag(
                 "input_data",
@@ -145,6 +149,15 @@ _COMMANDS = {
                 default="--data_dir",
             ),
             SPLIT_NAME,
+            Flag(
+                "modes",
+                help="Tasks to score.",
+                default="all that the checkpoint was trained for",
+                kind=mode_name,
+                expected=" or ".join(get_args(Mode)),
+                metavar="MODE",
+                many=True,
+            ),
             Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
             *settings("sampling", "sampler", "num_samples"),
             *settings(PREPROCESSING, "cell_type_key"),

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from alphastomics.config import Mode
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,14 @@ def split_name(text: str) -> str:
     if text not in ("train", "validation", "test"):
         raise ValueError(text)
     return text
+
+
+def mode_name(text: str) -> Mode:
+    """Read the name of a task."""
+    modes: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
+    if text not in modes:
+        raise ValueError(text)
+    return modes[text]
 
 
 def settings(section: str, *names: str) -> list[Flag]:

@@ -265,9 +265,9 @@ class SamplingConfig(Section):
     num_samples: int = setting(
         4, "Samples; their std is written beside the estimate.", ge=1, le=1000
     )
-    max_set_size: int = setting(
-        65_536,
-        "Cells of a set at most; larger slices are sampled in chunks.",
+    max_set_size: int | None = setting(
+        None,
+        "Cells of a set at most; larger slices go in chunks; null: 65536, samples on a CPU 2048.",
         ge=2,
         le=LARGEST_COUNT,
     )

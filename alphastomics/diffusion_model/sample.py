@@ -36,8 +36,9 @@ _SAMPLING = SamplingConfig()
 class Denoiser(Protocol):
     """A network: noisy expression and positions, times (B, 2) and a mask; predicts both clean.
 
-    It may have `prepare(expression, diffusion_time, node_mask, *, gene_mask)`, which computes once
-    what follows from given expression, and returns it as further arguments of the call.
+    It may have `prepare(expression, diffusion_time, node_mask, *, gene_mask, is_given)`, which
+    computes once what follows from given expression, and returns it as further arguments; and
+    `part_of(prepared, rows)`, which returns those of some of the cells.
     """
 
     def __call__(
@@ -156,6 +157,23 @@ class DiffusionSampler:
             clean = run.solve(num_steps, sampler, noise, watch)
         return run.outside(clean)
 
+    @torch.no_grad()
+    def prepare(
+        self,
+        expr: Float[Tensor, "B N G"],
+        mask: Bool[Tensor, "B N"],
+        genes: Bool[Tensor, "B N G"] | None,
+        *,
+        is_given: bool = True,
+    ) -> dict[str, Tensor]:
+        """Compute what follows from given expression, if the network has a use for it."""
+        prepare = getattr(self.model, "prepare", None)
+        if prepare is None:
+            return {}
+        with without_dropout(self.model):
+            time = expr.new_zeros(len(expr), 2)
+            return dict(prepare(expr, time, mask, gene_mask=genes, is_given=is_given))
+
 
 @contextmanager
 def without_dropout(model: Denoiser) -> Iterator[None]:
@@ -242,9 +260,11 @@ class _Run:
         network_time = self.noise_model.network_time(times, noisy.expression.dtype)
         genes = self.known.genes if not self.task.generates_expression else None
         model = self.sampler.model
-        prepare = getattr(model, "prepare", None)
-        if not self.prepared and prepare is not None and not self.task.generates_expression:
-            self.prepared |= prepare(noisy.expression, network_time, self.mask, gene_mask=genes)
+        if not self.prepared:
+            given = not self.task.generates_expression
+            self.prepared |= self.sampler.prepare(
+                noisy.expression, self.mask, genes, is_given=given
+            )
         cells = noisy.expression, noisy.position, network_time, self.mask
         prediction = model(*cells, gene_mask=genes, **self.prepared)
         make_expression, make_position = self.generated
@@ -267,6 +287,9 @@ class _Run:
         their likelihood, and the last prediction. Noise alone has no frame: the first prediction
         stays as it is.
         """
+        if self.last is None and self.anchors is None:
+            self.last = predicted
+            return predicted
         alpha, sigma = level(self.noise_model, time, self.noise_model.settings.nu_position)
         weight = alpha / sigma**2
         target = predicted.double()

@@ -13,12 +13,17 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from alphastomics.config import SamplingConfig
 from alphastomics.errors import InputError
 from alphastomics.geometry import moved_onto
 
 # Not tuned: enough to fix a frame at any size in use, with most of a chunk left for its own cells.
 ANCHOR_SHARE = 0.125
 LEAST_ANCHORS = 4  # three fix a frame in space, and one says which side is up
+# Cells of a set, where the user names no number.
+LARGEST_SET = 65_536
+# Of a sample on a CPU: exact attention grows with the square of the cells, and no score with them.
+SAMPLED_SET_ON_CPU = 2048
 
 
 class ChunkPlan(NamedTuple):
@@ -53,6 +58,13 @@ class Seam(NamedTuple):
     anchors: int
     rms: float
     relative: float
+
+
+def largest_set(settings: SamplingConfig, device: torch.device, num_steps: int) -> int:
+    """Return how many cells a set has at most: of one network call, or of a sample in several."""
+    if settings.max_set_size is not None:
+        return settings.max_set_size
+    return SAMPLED_SET_ON_CPU if device.type == "cpu" and num_steps > 1 else LARGEST_SET
 
 
 def plan_chunks(num_cells: int, max_set_size: int, seed: int) -> ChunkPlan:

@@ -22,7 +22,8 @@ from alphastomics.generation.cells import (
     read_processed,
     read_pt,
 )
-from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.evaluate import evaluate, requested_tasks
+from alphastomics.generation.expected_time import say_expected_time
 from alphastomics.generation.frame import (
     FrameFit,
     Landmarks,
@@ -30,7 +31,13 @@ from alphastomics.generation.frame import (
     into_frame,
     read_landmarks,
 )
-from alphastomics.generation.generate import as_tissue, generate, modes_of, require_mode
+from alphastomics.generation.generate import (
+    Generated,
+    as_tissue,
+    generate,
+    modes_of,
+    require_mode,
+)
 from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
     UNCALIBRATED,
@@ -281,9 +288,19 @@ def scored_cells(input_data: Path, split: str) -> str:
 
 
 def test(
-    config: Config, *, checkpoint: Path, input_data: Path, split: str, output: Path | None
+    config: Config,
+    *,
+    checkpoint: Path,
+    input_data: Path,
+    split: str,
+    output: Path | None,
+    modes: Collection[Mode] | None = None,  # noqa: PT028 - a command
+    kept: dict[Mode, Generated] | None = None,  # noqa: PT028 - a command
 ) -> dict[str, Any]:
-    """Score a checkpoint in every mode it can, beside the baselines; write the scores as JSON."""
+    """Score a checkpoint, in all modes that it can or in some, beside the baselines.
+
+    The scores are written as JSON; `kept` is filled with what was generated, for the report.
+    """
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
     require_output(target, overwrite=True)
@@ -294,6 +311,7 @@ def test(
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)
-    scores = evaluate(module, cells, known, settings, seed, what=what)
+    say_expected_time(module, cells, known, settings, requested_tasks(module, modes))
+    scores = evaluate(module, cells, known, settings, seed, what=what, modes=modes, kept=kept)
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

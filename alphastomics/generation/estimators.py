@@ -14,10 +14,9 @@ from alphastomics.generation.generate import (
     Deviation,
     Generated,
     averaged,
-    slice_samples,
     with_context,
 )
-from alphastomics.generation.slices import SliceSampler, chunks_of
+from alphastomics.generation.slices import SliceSampler, network_calls
 from alphastomics.generation.training_cells import predict_from_context
 from alphastomics.io.progress import track
 from alphastomics.tasks import TASKS
@@ -36,6 +35,10 @@ class MeanAndSample:
     samples: Float32[np.ndarray, "S N 3"]
     envelope: Envelope
 
+    def by(self, estimator: str) -> Generated:
+        """Return what `generate` gives with this estimator."""
+        return self.estimate if estimator == "mean" else self.sample
+
 
 def mean_and_sample(
     module: AlphaSTomicsModule,
@@ -52,16 +55,16 @@ def mean_and_sample(
     low, high = (
         np.zeros_like(cells.expression) if makes_values else cells.expression for _ in range(2)
     )
-    plans = [chunks_of(cells, number, settings, seed) for number in range(len(cells.slice_names))]
-    steps = (settings.num_steps + 1) * settings.num_samples * sum(plans)
-    with track(f"score {mode}", steps, "network calls") as advance:
+    device, num_samples = module.position_scale.device, settings.num_samples
+    calls = sum(network_calls(cells, settings, device, n) for n in (1, settings.num_steps))
+    with track(f"score {mode}", num_samples * calls, "network calls") as advance:
         for number in range(len(cells.slice_names)):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             rows, planar = cells.rows_of(number), cells.dims == 2
-            starts = averaged(sampler, slice_samples(sampler, 1, settings.num_samples, advance))
+            starts = averaged(sampler, sampler.samples(1, num_samples, advance))
             deviations = [Deviation(sampler, starts.mean)]
             for index, single in enumerate(
-                slice_samples(sampler, settings.num_steps, settings.num_samples, advance)
+                sampler.samples(settings.num_steps, num_samples, advance)
             ):
                 alone = Deviation(sampler, averaged(sampler, iter([single])).mean)
                 alone.add(single)

@@ -6,14 +6,14 @@ need other slices are there when training cells are given.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from alphastomics.config import SamplingConfig
+from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.evaluation.calibration import (
@@ -41,13 +41,21 @@ from alphastomics.generation.baselines import (
 from alphastomics.generation.cells import InputCells, centred, with_enough_cells
 from alphastomics.generation.estimators import MeanAndSample, mean_and_sample
 from alphastomics.generation.evaluate_joint import joint_scores
+from alphastomics.generation.generate import Generated, generate
 from alphastomics.preprocessing.folder import DataFolder
-from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, tasks_of
+from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS, Task, tasks_of
 
 logger = logging.getLogger(__name__)
 
 # A slice of which more cells than this were trained on is no test.
 SEEN_SHARE = 0.5
+
+
+class ScoredTask(NamedTuple):
+    """What was generated in a task, and {method: {metric: value}}."""
+
+    generated: Generated
+    table: dict[str, dict[str, float]]
 
 
 def evaluate(
@@ -59,43 +67,100 @@ def evaluate(
     tree_cells: int = TREE_CELLS,
     *,
     what: str = "the input",
+    modes: Collection[Mode] | None = None,
+    kept: dict[Mode, Generated] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
-    `tree_cells` bounds the training cells that the slowest baselines are fitted to; `what` names
-    the scored cells in a refusal.
+    Parameters
+    ----------
+    module
+        The trained model, on the device to use.
+    cells, known
+        Cells with known truth, and training cells for the baselines.
+    settings, seed
+        How to sample.
+    tree_cells
+        Training cells that the slowest baselines are fitted to, at most.
+    what
+        What the scored cells are called in a refusal.
+    modes
+        The tasks to score; None: all that the checkpoint can.
+    kept
+        Filled with what was generated, where every slice was scored: the report shows it.
     """
     if cells.position is None:
         raise InputError(f"{what}: has no coordinates to compare with")
+    tasks = requested_tasks(module, modes)
     warn_if_trained_on(cells, known)
+    num_slices = len(cells.slice_names)
     cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1, what), known)
     scores: dict[str, dict[str, dict[str, float]]] = {}
+    for task in tasks:
+        if task is EXPR_TO_POS:
+            scored_task = score_positions(module, cells, known, settings, seed, tree_cells)
+        elif task is POS_TO_EXPR:
+            scored_task = score_expression(module, cells, known, settings, seed)
+        else:
+            new = generate(module, cells, JOINT.name, settings, seed, purpose="score")
+            scored_task = ScoredTask(new, joint_scores(new, cells, known, seed))
+        scores[task.name] = without_undefined(scored_task.table)
+        if kept is not None and len(cells.slice_names) == num_slices:
+            kept[task.name] = scored_task.generated
+    return scores
+
+
+def requested_tasks(
+    module: AlphaSTomicsModule, modes: Collection[Mode] | None = None
+) -> tuple[Task, ...]:
+    """Return the tasks to score, in the order of the tables; refuse one that cannot be done."""
     able = tasks_of(module.config.training.mode)
-    if EXPR_TO_POS in able:
-        generated = mean_and_sample(module, cells, EXPR_TO_POS.name, settings, seed)
-        methods = {
-            MODEL: generated.estimate.position.__getitem__,
-            MODEL_SAMPLE: generated.sample.position.__getitem__,
-            **position_baselines(cells, known, seed, tree_cells),
-        }
-        table = scored(cells, methods, position_scores_of)
-        table[MODEL] |= over_slices(
-            cells, lambda rows: position_calibration(cells, rows, generated)
-        )
-        scores[EXPR_TO_POS.name] = table
-    if POS_TO_EXPR in able:
-        values = mean_and_sample(module, cells, POS_TO_EXPR.name, settings, seed, known)
-        methods = {
-            MODEL: values.estimate.expression.__getitem__,
-            MODEL_SAMPLE: values.sample.expression.__getitem__,
-            **expression_baselines(cells, known, seed),
-        }
-        table = scored(cells, methods, partial(value_scores, known=known, seed=seed))
-        table[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, values))
-        scores[POS_TO_EXPR.name] = table
-    if JOINT in able:
-        scores[JOINT.name] = joint_scores(module, cells, known, settings, seed)
-    return {mode: without_undefined(table) for mode, table in scores.items()}
+    for mode in modes or ():
+        if TASKS[mode] not in able:
+            names = ", ".join(task.name for task in able)
+            raise InputError(f"--modes {mode}: the checkpoint was trained for {names} alone")
+    return tuple(
+        task for task in TASKS.values() if task in able and (modes is None or task.name in modes)
+    )
+
+
+def score_positions(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    known: InputCells | None,
+    settings: SamplingConfig,
+    seed: int,
+    tree_cells: int,
+) -> ScoredTask:
+    """Predict positions from expression, and score them beside the baselines."""
+    generated = mean_and_sample(module, cells, EXPR_TO_POS.name, settings, seed)
+    methods = {
+        MODEL: generated.estimate.position.__getitem__,
+        MODEL_SAMPLE: generated.sample.position.__getitem__,
+        **position_baselines(cells, known, seed, tree_cells),
+    }
+    table = scored(cells, methods, position_scores_of)
+    table[MODEL] |= over_slices(cells, lambda rows: position_calibration(cells, rows, generated))
+    return ScoredTask(generated.by(settings.estimator), table)
+
+
+def score_expression(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    known: InputCells | None,
+    settings: SamplingConfig,
+    seed: int,
+) -> ScoredTask:
+    """Predict expression at positions, and score it beside the baselines."""
+    generated = mean_and_sample(module, cells, POS_TO_EXPR.name, settings, seed, known)
+    methods = {
+        MODEL: generated.estimate.expression.__getitem__,
+        MODEL_SAMPLE: generated.sample.expression.__getitem__,
+        **expression_baselines(cells, known, seed),
+    }
+    table = scored(cells, methods, partial(value_scores, known=known, seed=seed))
+    table[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, generated))
+    return ScoredTask(generated.by(settings.estimator), table)
 
 
 def warn_if_trained_on(cells: InputCells, known: InputCells | None) -> None:

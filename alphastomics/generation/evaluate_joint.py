@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 
-from alphastomics.config import SamplingConfig
-from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.evaluation.clusters import TypedCells, clustered
 from alphastomics.evaluation.methods import (
@@ -31,21 +29,15 @@ from alphastomics.evaluation.tissue import (
     shuffled_positions,
 )
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.generate import generate
-from alphastomics.tasks import JOINT
+from alphastomics.generation.generate import Generated
 
 NUM_CLUSTERS = 10  # stand in for cell types where there are none
 
 
 def joint_scores(
-    module: AlphaSTomicsModule,
-    cells: InputCells,
-    known: InputCells | None,
-    settings: SamplingConfig,
-    seed: int,
+    generated: Generated, cells: InputCells, known: InputCells | None, seed: int
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
-    generated = generate(module, cells, JOINT.name, settings, seed, purpose="score")
     whole = Tissue(generated.expression, generated.position[:, : cells.dims])
     typed = cells if known is None else known
     finder = type_finder(typed, seed)

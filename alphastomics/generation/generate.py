@@ -24,11 +24,11 @@ from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import State
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.chunks import Seam
+from alphastomics.generation.chunks import ChunkPlan, Seam
 from alphastomics.generation.slices import (
     SliceSample,
     SliceSampler,
-    chunks_of,
+    network_calls,
     radius_of_gyration,
     std_of_genes,
 )
@@ -112,9 +112,10 @@ def generate(
         # another sample that it could be compared with.
         settings = settings.model_copy(update={"estimator": "sample", "num_samples": 1})
     arrays = Arrays.for_cells(cells, mode)
-    plans = [chunks_of(cells, number, settings, seed) for number in range(len(cells.slice_names))]
-    calls = settings.num_steps + (settings.estimator == "mean")
-    steps = calls * settings.num_samples * sum(plans)
+    ways = (1, settings.num_steps) if settings.estimator == "mean" else (settings.num_steps,)
+    device = module.position_scale.device
+    calls = sum(network_calls(cells, settings, device, num_steps) for num_steps in ways)
+    steps = calls * settings.num_samples
     seams: list[Seam] = []
     with track(f"{purpose} {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
@@ -231,25 +232,19 @@ def generate_slice(
     slice_sampler: SliceSampler, settings: SamplingConfig, advance: Advance, *, planar: bool
 ) -> tuple[tuple[np.ndarray, ...], Seam | None]:
     """Sample one slice several times; return estimate and std of both modalities, and the seam."""
-    samples = slice_samples(slice_sampler, settings.num_steps, settings.num_samples, advance)
+    num_samples, num_steps = settings.num_samples, settings.num_steps
+    samples = slice_sampler.samples(num_steps, num_samples, advance)
     if settings.estimator == "mean":
-        average = averaged(
-            slice_sampler, slice_samples(slice_sampler, 1, settings.num_samples, advance)
-        )
+        num_steps = 1
+        average = averaged(slice_sampler, slice_sampler.samples(1, num_samples, advance))
     else:
         first = next(samples)
         average, samples = averaged(slice_sampler, iter([first])), chain([first], samples)
     deviation = Deviation(slice_sampler, average.mean)
     for sample in samples:
         deviation.add(sample)
-    return deviation.result(planar=planar), seam_between(slice_sampler, average)
-
-
-def slice_samples(
-    sampler: SliceSampler, num_steps: int, number: int, advance: Advance
-) -> Iterator[SliceSample]:
-    """Draw a slice several times, one in memory at a time."""
-    return (sampler.sample(num_steps, index, advance) for index in range(number))
+    plan = slice_sampler.plan(num_steps)
+    return deviation.result(planar=planar), seam_between(slice_sampler, plan, average)
 
 
 class AveragedSample(NamedTuple):
@@ -327,11 +322,11 @@ class Deviation:
         return tuple(part[0].float().cpu().numpy() for part in values)
 
 
-def seam_between(sampler: SliceSampler, average: AveragedSample) -> Seam | None:
+def seam_between(sampler: SliceSampler, plan: ChunkPlan, average: AveragedSample) -> Seam | None:
     """Return the seam of a slice that was sampled in chunks; NaN where its anchors were given."""
-    if len(sampler.plan.parts) == 1:
+    if len(plan.parts) == 1:
         return None
-    sizes = len(sampler.plan.parts), len(sampler.plan.anchors)
+    sizes = len(plan.parts), len(plan.anchors)
     if not average.seams:
         return Seam("", *sizes, math.nan, math.nan)
     rms = math.sqrt(sum(average.seams) / len(average.seams))

@@ -6,6 +6,7 @@ rotated onto the anchors of the first; in `joint` mode nothing holds two chunks 
 later chunks are sampled around the anchors of the first, which are then given.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,19 @@ from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.chunks import disagreement, joined_chunks, onto_anchors, plan_chunks
+from alphastomics.generation.chunks import (
+    ChunkPlan,
+    disagreement,
+    joined_chunks,
+    largest_set,
+    onto_anchors,
+    plan_chunks,
+)
 from alphastomics.io.progress import Advance
 from alphastomics.tasks import TASKS
+
+# Cells of several sets that share a network call on a GPU.
+CELLS_AT_ONCE = 65_536
 
 
 class SliceSample(NamedTuple):
@@ -30,10 +41,13 @@ class SliceSample(NamedTuple):
     seam: float | None
 
 
-def chunks_of(cells: InputCells, number: int, settings: SamplingConfig, seed: int) -> int:
-    """Count the chunks that a slice is sampled in."""
-    size = int((cells.slice_id == number).sum())
-    return len(plan_chunks(size, settings.max_set_size, stream_seed(seed, "anchors", number)).parts)
+def network_calls(
+    cells: InputCells, settings: SamplingConfig, device: torch.device, num_steps: int
+) -> int:
+    """Count the network calls of one sample of every slice: steps of each of its chunks."""
+    largest = largest_set(settings, device, num_steps)
+    sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
+    return num_steps * sum(len(plan_chunks(int(size), largest, 0).parts) for size in sizes)
 
 
 class SliceSampler:
@@ -64,7 +78,7 @@ class SliceSampler:
     ) -> None:
         rows = cells.rows_of(number)
         self.name = cells.slice_names[number]
-        self.task, self.solver, self.key = TASKS[mode], settings.sampler, (seed, "sample", number)
+        self.task, self.settings, self.key = TASKS[mode], settings, (seed, "sample", number)
         self.device = module.position_scale.device
         position = cells.position
         known = np.zeros((len(rows), 3)) if position is None else position[rows]
@@ -72,8 +86,10 @@ class SliceSampler:
             *(torch.from_numpy(values)[None] for values in (cells.expression[rows], known))
         )
         self.measured = torch.from_numpy(cells.measured[number])
-        self.plan = plan_chunks(
-            len(rows), settings.max_set_size, stream_seed(seed, "anchors", number)
+        self.anchor_seed = stream_seed(seed, "anchors", number)
+        # Sets in one network call: a GPU waits for Python more than it computes; a CPU does not.
+        self.sets_at_once = (
+            1 if self.device.type == "cpu" else max(CELLS_AT_ONCE // max(len(rows), 1), 1)
         )
         self.cache: dict[str, Tensor] = {}
         self.sampler = DiffusionSampler(
@@ -83,28 +99,82 @@ class SliceSampler:
             reflection=module.config.loss.reflection,
         )
 
+    def plan(self, num_steps: int) -> ChunkPlan:
+        """Say in which chunks a sample of so many steps is made."""
+        largest = largest_set(self.settings, self.device, num_steps)
+        return plan_chunks(self.whole.expression.shape[1], largest, self.anchor_seed)
+
+    def samples(self, num_steps: int, number: int, advance: Advance) -> Iterator[SliceSample]:
+        """Sample the slice several times; few are in memory at a time."""
+        together = self.sets_at_once
+        # The noise that `ddpm` adds on its way is drawn for one set.
+        random = self.settings.sampler == "ddpm" and num_steps > 1
+        if together == 1 or random or len(self.plan(num_steps).parts) > 1:
+            yield from (self.sample(num_steps, index, advance) for index in range(number))
+            return
+        for first in range(0, number, together):
+            indices = range(first, min(first + together, number))
+            yield from self.several(num_steps, indices, advance)
+
+    def several(
+        self, num_steps: int, indices: Sequence[int], advance: Advance
+    ) -> list[SliceSample]:
+        """Sample a slice that is one set several times, in the same network calls."""
+        streams = [Generator().manual_seed(stream_seed(*self.key, index)) for index in indices]
+        starts = [self.whole_noise(stream) for stream in streams]
+        noise = State(*(torch.cat(parts) for parts in zip(*starts, strict=True)))
+        given = State(*(part.expand(len(indices), -1, -1) for part in self.whole))
+        cache = {name: part.expand(len(indices), -1, -1) for name, part in self.prepared().items()}
+        state = self.sample_set(given, num_steps, streams[0], noise, 0, advance, cache)
+        parts = zip(*(torch.split(part, 1) for part in state), strict=True)
+        return [SliceSample(State(*part), None) for part in parts]
+
     def sample(self, num_steps: int, number: int, advance: Advance) -> SliceSample:
         """Sample the slice once; `number` is the sample's index and decides its noise."""
         generator = Generator().manual_seed(stream_seed(*self.key, number))
-        if len(self.plan.parts) == 1:
+        plan = self.plan(num_steps)
+        if len(plan.parts) == 1:
             return SliceSample(
-                self.sample_set(self.whole, num_steps, generator, None, 0, advance), None
+                self.sample_set(self.whole, num_steps, generator, None, 0, advance, self.cache),
+                None,
             )
         noise = self.whole_noise(generator)
         chunks: list[State] = []
-        for chunk in range(len(self.plan.parts)):
-            rows = self.plan.rows(chunk)
+        for chunk in range(len(plan.parts)):
+            rows = plan.rows(chunk)
             given = State(*(part[:, rows] for part in self.whole))
             num_known = 0
             if chunk and not self.task.is_conditional:
-                num_known = len(self.plan.anchors)
+                num_known = len(plan.anchors)
                 for part, first in zip(given, chunks[0], strict=True):
                     part[:, :num_known] = first[:, :num_known]
             stream = Generator().manual_seed(stream_seed(*self.key, number, chunk))
             start = State(*(part[:, rows] for part in noise))
-            state = self.sample_set(given, num_steps, stream, start, num_known, advance)
-            chunks.append(self.fitted(state, chunks))
-        return SliceSample(self.joined(chunks), self.seam_of(chunks))
+            cache = self.prepared_part(rows)
+            state = self.sample_set(given, num_steps, stream, start, num_known, advance, cache)
+            chunks.append(self.fitted(state, chunks, len(plan.anchors)))
+        return SliceSample(self.joined(plan, chunks), self.seam_of(plan, chunks))
+
+    def prepared(self) -> dict[str, Tensor]:
+        """Return what follows from the given expression of the whole slice, computed once."""
+        if not self.cache and not self.task.generates_expression:
+            expression = self.whole.expression.to(self.device)
+            mask = torch.ones(expression.shape[:2], dtype=torch.bool, device=self.device)
+            genes = self.known(expression.shape, 0).genes
+            self.cache |= self.sampler.prepare(expression, mask, genes)
+        return self.cache
+
+    def prepared_part(self, rows: np.ndarray) -> dict[str, Tensor] | None:
+        """Return it for a chunk: neighbours of the whole slice say more than those of the chunk.
+
+        Of a slice that is too large for one set each chunk prepares its own.
+        """
+        part_of = getattr(self.sampler.model, "part_of", None)
+        fits = self.whole.expression.shape[1] <= largest_set(self.settings, self.device, 1)
+        if part_of is None or not fits or self.task.generates_expression:
+            return None
+        prepared = self.prepared()
+        return part_of(prepared, torch.from_numpy(rows).to(self.device)) if prepared else None
 
     def whole_noise(self, generator: Generator) -> State:
         """Draw the noise of all cells: that which the slice would start from as one set."""
@@ -118,9 +188,11 @@ class SliceSampler:
         noise: State | None,
         num_known: int,
         advance: Advance,
+        cache: dict[str, Tensor] | None,
     ) -> State:
-        """Draw one set on the device, and bring it back; the first `num_known` cells are given."""
+        """Draw sets on the device, and bring them back; the first `num_known` cells are given."""
         shape = given.expression.shape
+        number = shape[0]
         try:
             state = self.sampler.sample(
                 given.expression.to(self.device),
@@ -128,20 +200,24 @@ class SliceSampler:
                 torch.ones(shape[:2], dtype=torch.bool, device=self.device),
                 self.task.name,
                 num_steps=num_steps,
-                sampler=self.solver,
+                sampler=self.settings.sampler,
                 known=self.known(shape, num_known),
                 generator=generator,
                 noise=None if noise is None else State(*(part.to(self.device) for part in noise)),
-                watch=lambda _step, _state: advance(1),
-                # Chunks would keep the smoothed expression of a whole large slice.
-                cache=self.cache if len(self.plan.parts) == 1 else None,
+                watch=lambda _step, _state: advance(number),
+                cache=cache,
             )
-            finite = all(bool(torch.isfinite(part).all()) for part in state)
+            # What was given is here already; each transfer waits for the device.
+            parts = enumerate(zip(state, given, strict=True))
+            moved = State(
+                *(new.cpu() if part in self.task.generates else old for part, (new, old) in parts)
+            )
+            finite = all(bool(torch.isfinite(moved[part]).all()) for part in self.task.generates)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             finite = False  # what linear algebra says of values that are not finite
         if not finite:
             raise InputError(f"slice {self.name}: {NOT_FINITE}")
-        return State(*(part.cpu() for part in state))
+        return moved
 
     def known(self, shape: tuple[int, ...], num_known: int) -> Known:
         """Say what is known: the genes that were measured, or whole cells of an earlier chunk."""
@@ -152,29 +228,29 @@ class SliceSampler:
         is_known = (torch.arange(shape[1], device=self.device) < num_known).expand(shape[:2])
         return Known(genes=is_known[..., None].expand(shape), positions=is_known)
 
-    def fitted(self, state: State, earlier: list[State]) -> State:
+    def fitted(self, state: State, earlier: list[State], num_anchors: int) -> State:
         """Rotate the positions of a later chunk onto the anchors of the first."""
         if not earlier or self.task.generates_expression:
             return state
-        anchors = earlier[0].position[:, : len(self.plan.anchors)]
+        anchors = earlier[0].position[:, :num_anchors]
         aligned = onto_anchors(state.position, anchors, reflection=self.sampler.reflection)
         return State(state.expression, aligned)
 
-    def joined(self, chunks: list[State]) -> State:
+    def joined(self, plan: ChunkPlan, chunks: list[State]) -> State:
         """Join what was generated, positions centred on the whole slice; what was given stays."""
         expression, position = self.whole
         if self.task.generates_expression:
-            expression = joined_chunks(self.plan, [chunk.expression for chunk in chunks])
+            expression = joined_chunks(plan, [chunk.expression for chunk in chunks])
         if self.task.generates_position:
-            position = joined_chunks(self.plan, [chunk.position for chunk in chunks])
+            position = joined_chunks(plan, [chunk.position for chunk in chunks])
             position = position - position.mean(1, keepdim=True)
         return State(expression, position)
 
-    def seam_of(self, chunks: list[State]) -> float | None:
+    def seam_of(self, plan: ChunkPlan, chunks: list[State]) -> float | None:
         """Return the mean square disagreement about the anchors; none where they were given."""
         if not self.task.is_conditional:
             return None
-        count = len(self.plan.anchors)
+        count = len(plan.anchors)
         if self.task.generates_position:
             return float(disagreement([chunk.position[:, :count] for chunk in chunks]).sum())
         values = [chunk.expression[:, :count, self.measured] for chunk in chunks]

@@ -1,20 +1,21 @@
 """Findings of a checkpoint: a module and cells with known positions enter, `Findings` leave."""
 
-from functools import partial
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
-from alphastomics.config import SamplingConfig
+from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.noise import step_times
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.generate import generate, modes_of
+from alphastomics.generation.chunks import largest_set
+from alphastomics.generation.generate import Generated, generate, modes_of
 from alphastomics.geometry import best_rotation
 from alphastomics.report.diagnostics import look_inside
 from alphastomics.report.findings import (
@@ -32,9 +33,6 @@ PATH_CELLS, PATH_STEPS = 3000, 30
 COMPARED_CELLS = 4000
 COMPONENTS = 30
 
-# Named after the page: `test` has generated the same cells before, to score them.
-generate_for_report = partial(generate, purpose="report")
-
 
 def collect_findings(
     module: AlphaSTomicsModule,
@@ -47,9 +45,9 @@ def collect_findings(
     facts: list[tuple[str, str]],
     scores: Scores | None,
     curves: dict[str, Curve],
-    known: InputCells | None,
+    generated: Mapping[Mode, Generated],
 ) -> Findings:
-    """Generate in every mode that the checkpoint has, and look inside it.
+    """Put together what was generated, and look inside the network.
 
     Parameters
     ----------
@@ -61,26 +59,29 @@ def collect_findings(
         How to sample.
     title, facts, scores, curves
         What was found before.
-    known
-        Training cells, for expression at positions in their frame.
+    generated
+        Cells of the modes to show, as `generate_for_page` returns them.
     """
     able, missing = modes_of(module), {}
-    trained = f"the checkpoint was trained for {', '.join(able)} alone"
     positions = predicted = new = path = None
     largest = max(range(len(cells.slice_names)), key=lambda number: len(cells.rows_of(number)))
-    if EXPR_TO_POS.name in able:
-        positions = predict_positions(module, cells, settings, seed)
+    if EXPR_TO_POS.name in generated:
+        positions = predicted_positions(generated[EXPR_TO_POS.name], cells, settings)
         path = denoising_path(module, cells, largest, settings, seed)
         if positions.std is None:
             missing["std"] = "one sample only (sampling.num_samples): there is no std"
-    if POS_TO_EXPR.name in able:
-        predicted = generate_for_report(
-            module, cells, POS_TO_EXPR.name, settings, seed, known
-        ).expression
-    if JOINT.name in able:
-        new = make_tissue(module, cells, settings, seed)
+    if POS_TO_EXPR.name in generated:
+        predicted = generated[POS_TO_EXPR.name].expression
+    if JOINT.name in generated:
+        new = new_tissue(generated[JOINT.name], cells, seed)
     absent = {"predicted_position": positions, "predicted": predicted, "new": new, "path": path}
-    missing |= {name: trained for name, result in absent.items() if result is None}
+    all_shown = all(mode in generated for mode in able)
+    why = (
+        f"the checkpoint was trained for {', '.join(able)} alone"
+        if all_shown
+        else f"{', '.join(generated)} was asked for alone (--modes)"
+    )
+    missing |= {name: why for name, result in absent.items() if result is None}
     if not curves:
         missing["curves"] = "there is no metrics.csv of a run beside the checkpoint"
     if scores is None:
@@ -91,12 +92,31 @@ def collect_findings(
     )
 
 
-def predict_positions(
-    module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
+def generate_for_page(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    settings: SamplingConfig,
+    seed: int,
+    known: InputCells | None,
+    *,
+    modes: Collection[Mode] | None,
+    generated: Mapping[Mode, Generated],
+) -> dict[Mode, Generated]:
+    """Generate in the modes to show, or all that the checkpoint has, what is not there yet."""
+    shown = [mode for mode in modes_of(module) if modes is None or mode in modes]
+    return {
+        mode: generated[mode]
+        if mode in generated
+        else generate(module, cells, mode, settings, seed, known, purpose="report")
+        for mode in shown
+    }
+
+
+def predicted_positions(
+    generated: Generated, cells: InputCells, settings: SamplingConfig
 ) -> PredictedPositions:
-    """Predict positions from expression and rotate each slice onto its truth."""
+    """Rotate each slice of predicted positions onto its truth."""
     assert cells.position is not None
-    generated = generate_for_report(module, cells, EXPR_TO_POS.name, settings, seed)
     dims = cells.dims
     position = cells.position.copy()
     for number in range(len(cells.slice_names)):
@@ -112,12 +132,9 @@ def predict_positions(
     return PredictedPositions(position, error, std if settings.num_samples > 1 else None)
 
 
-def make_tissue(
-    module: AlphaSTomicsModule, cells: InputCells, settings: SamplingConfig, seed: int
-) -> NewTissue:
-    """Make as many new cells as each slice has, and bring them to the most similar cells."""
+def new_tissue(generated: Generated, cells: InputCells, seed: int) -> NewTissue:
+    """Bring new cells, as many as each slice has, to the most similar cells."""
     assert cells.position is not None
-    generated = generate_for_report(module, cells, JOINT.name, settings, seed)
     position, dims = cells.position.copy(), cells.dims
     nearest = np.zeros(len(position), dtype=np.int64)
     for number in range(len(cells.slice_names)):
@@ -166,9 +183,13 @@ def denoising_path(
     settings: SamplingConfig,
     seed: int,
 ) -> Path:
-    """Follow one sample of a slice from noise to tissue."""
+    """Follow one sample of a slice from noise to tissue; of a large slice, of some cells."""
     assert cells.position is not None
     device, rows = module.position_scale.device, cells.rows_of(number)
+    random = np.random.default_rng(stream_seed(seed, "report", "path"))
+    most = max(largest_set(settings, device, settings.num_steps), PATH_CELLS)
+    if len(rows) > most:
+        rows = np.sort(random.permutation(rows)[:most])
     noisy: list[Tensor] = []
     clean: list[Tensor] = []
 
@@ -194,7 +215,6 @@ def denoising_path(
     hook.remove()
     centre = true.double().mean(0)
     rotation = best_rotation(clean[-1].double(), true.double() - centre, reflection=True)
-    random = np.random.default_rng(stream_seed(seed, "report", "path"))
     shown = np.sort(random.permutation(len(rows))[:PATH_CELLS])
     frames = [
         ((torch.stack(part).double() * sampler.position_scale) @ rotation.T + centre)[:, shown]

@@ -1,13 +1,14 @@
 """The command `report`: a run's folder, or a checkpoint, and cells enter; one HTML file leaves."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from alphastomics.config import Config
+from alphastomics.config import Config, Mode
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import (
     RunFolder,
@@ -24,10 +25,11 @@ from alphastomics.generation.commands import (
     with_trained_sampling,
 )
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.generate import Generated
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
-from alphastomics.report.collect import collect_findings
+from alphastomics.report.collect import collect_findings, generate_for_page
 from alphastomics.report.curves import read_curves
 from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
@@ -59,6 +61,10 @@ class ReportRequest:
         What `test` found; None scores anew.
     unit
         Unit of the coordinates.
+    modes
+        Tasks to report on; None: all that the checkpoint can.
+    generated
+        What `test` has generated for these cells; what is not there is generated.
     """
 
     input_data: Path
@@ -66,6 +72,8 @@ class ReportRequest:
     genes: Sequence[str] = ()
     scores: Scores | None = None
     unit: str = DEFAULT_UNIT
+    modes: Collection[Mode] | None = None
+    generated: Mapping[Mode, Generated] = field(default_factory=dict)
 
 
 def report(
@@ -98,11 +106,15 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
         )
     settings, seed = config.sampling, config.seed.global_seed
     near = (Path(config.data.processed_data_dir), checkpoint)
-    scores = request.scores
+    scores, generated = request.scores, dict(request.generated)
     if scores is None:
         known = cells_for_baselines(module, genes, request.input_data, near)
         what = scored_cells(request.input_data, request.split)
-        scores = evaluate(module, cells, known, settings, seed, what=what)
+        scores = evaluate(module, cells, known, settings, seed, what=what, kept=generated)
+    training = training_cells(module, genes, near)
+    generated = generate_for_page(
+        *(module, cells, settings, seed, training), modes=request.modes, generated=generated
+    )
     folder = run_of(checkpoint)
     findings = collect_findings(
         module,
@@ -114,7 +126,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
         facts=facts_of(module, genes, cells, config, checkpoint, request),
         scores=scores,
         curves={} if folder is None else read_curves(folder.metrics),
-        known=training_cells(module, genes, near),
+        generated=generated,
     )
     if is_processed(request.input_data):
         logger.info("%s", NO_COLUMNS)
@@ -140,11 +152,20 @@ def require_html(path: Path) -> None:
 
 
 def report_of_test(
-    config: Config, *, checkpoint: Path, input_data: Path, split: str, scored: dict[str, Any]
+    config: Config,
+    *,
+    checkpoint: Path,
+    input_data: Path,
+    split: str,
+    scored: dict[str, Any],
+    modes: Collection[Mode] | None = None,
+    generated: Mapping[Mode, Generated] = MappingProxyType({}),
 ) -> Path:
-    """Write the report beside the scores that `test` has just written."""
+    """Write the report beside the scores that `test` has just written, of the cells it made."""
     target = page_beside(Path(scored["output"]))
-    request = ReportRequest(input_data, split, scores=only_scores(scored))
+    request = ReportRequest(
+        input_data, split, scores=only_scores(scored), modes=modes, generated=generated
+    )
     return write_report(config, checkpoint=checkpoint, request=request, target=target)
 
 

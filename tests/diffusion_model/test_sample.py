@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from alphastomics.attn_model import Model
 from alphastomics.config import DiffusionConfig
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
@@ -198,7 +199,7 @@ def test_what_follows_from_given_expression_is_computed_once_for_several_samples
         def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask, bonus):
             return Prediction(expression, position * 0 + bonus)
 
-        def prepare(self, expression, diffusion_time, node_mask, *, gene_mask):
+        def prepare(self, expression, diffusion_time, node_mask, *, gene_mask, is_given):
             calls.append(len(expression))
             return {"bonus": expression[..., :3]}
 
@@ -211,3 +212,24 @@ def test_what_follows_from_given_expression_is_computed_once_for_several_samples
     assert calls == [1]
     sampler.sample(*arguments, num_steps=4)
     assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("mode", ["joint", "pos_to_expr", "expr_to_pos"])
+def test_what_is_prepared_once_gives_the_cells_of_a_network_that_computes_it_in_each_call(mode):
+    torch.manual_seed(3)
+    model = Model(
+        12, expects_positions=True, d_model=16, n_heads=2, n_layers=1, smoothing_rounds=2
+    ).eval()
+
+    def unprepared(*cells, gene_mask):  # a plain function has no `prepare`
+        return model(*cells, gene_mask=gene_mask)
+
+    cells = torch.randn(2, 40, 12), torch.randn(2, 40, 3), torch.ones(2, 40, dtype=torch.bool)
+    once, every = (
+        DiffusionSampler(network, NOISE, position_scale=1.0).sample(
+            *cells, mode, num_steps=3, generator=torch.Generator().manual_seed(1)
+        )
+        for network in (model, unprepared)
+    )
+    for fast, naive in zip(once, every, strict=True):
+        assert torch.equal(fast, naive)

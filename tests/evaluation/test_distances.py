@@ -199,3 +199,15 @@ def test_the_gpu_gives_the_scores_of_the_cpu(rng):
     )
     assert distance_mse(*on_gpu) == pytest.approx(distance_mse(predicted, true))
     assert contact_scores(*on_gpu, share=0.1) == contact_scores(predicted, true, share=0.1)
+
+
+def test_the_limit_of_a_truth_that_is_asked_again_is_that_of_a_search():
+    generator = torch.Generator().manual_seed(5)
+    for dims in (2, 3):
+        true = torch.randn(60, dims, generator=generator, dtype=torch.float64)
+        for rank in (1, 17, 1770):
+            every = sorted(torch.pdist(true).square().tolist())
+            limits = [distances.known_limit(true, rank) for _ in range(2)]
+            assert limits == [distances.nth_smallest_key(true, rank)] * 2
+            value = torch.tensor(limits[0]).view(torch.float64).item()
+            assert value == pytest.approx(every[rank - 1], rel=1e-12)

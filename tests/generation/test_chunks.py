@@ -14,9 +14,9 @@ from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import rmsd
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
-from alphastomics.generation.chunks import plan_chunks
+from alphastomics.generation.chunks import largest_set, plan_chunks
 from alphastomics.generation.generate import generate
-from alphastomics.generation.slices import radius_of_gyration
+from alphastomics.generation.slices import SliceSampler, radius_of_gyration
 
 CELLS, GENES, SCALE = 300, 5, 100.0
 CHUNKED = SamplingConfig(num_steps=5, num_samples=2, max_set_size=100)
@@ -177,3 +177,56 @@ def test_the_result_is_a_pure_function_of_the_seed():
     )
     np.testing.assert_array_equal(one.position, two.position)
     assert not np.array_equal(one.position, other.position)
+
+
+def trained_for_positions() -> AlphaSTomicsModule:
+    """A network with smoothing and a position head, whose weights are random."""
+    torch.manual_seed(4)
+    config = Config(
+        model=ModelConfig(d_model=16, n_heads=2, n_layers=1, smoothing_rounds=2),
+        diffusion={"position_frame": "registered"},
+    )
+    assert config.has_position_head
+    return AlphaSTomicsModule(config, GENES, position_scale=SCALE).eval()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("mode", ["expr_to_pos", "pos_to_expr"])
+def test_samples_in_the_same_network_calls_are_those_of_one_call_each(mode, num_steps):
+    settings = SamplingConfig(num_steps=3, num_samples=5)
+    sampler = SliceSampler(trained_for_positions(), tissue(), 0, mode, settings, 1)
+    counted: list[int] = []
+
+    def advance(finished, *, note=None):
+        counted.append(finished)
+
+    alone = [sampler.sample(num_steps, index, advance).cells for index in range(5)]
+    assert counted == [1] * 5 * num_steps
+    sampler.sets_at_once = 2
+    together = [sample.cells for sample in sampler.samples(num_steps, 5, advance)]
+    assert counted[5 * num_steps :] == [2] * num_steps + [2] * num_steps + [1] * num_steps
+    for one, other in zip(alone, together, strict=True):
+        for fast, naive in zip(other, one, strict=True):
+            torch.testing.assert_close(fast, naive, rtol=1e-4, atol=1e-3)
+
+
+def test_chunks_see_the_neighbours_of_the_whole_slice():
+    module, cells = trained_for_positions(), tissue()
+    settings = SamplingConfig(num_steps=1, num_samples=1)
+    whole = SliceSampler(module, cells, 0, "expr_to_pos", settings, 1)
+    rows = np.array([5, 250, 7, 31])
+    part, prepared = whole.prepared_part(rows), whole.prepared()
+    torch.testing.assert_close(part["smoothed"], prepared["smoothed"][:, rows])
+    expected = prepared["expected"][0, rows] - prepared["expected"][0, rows].mean(0)
+    torch.testing.assert_close(part["expected"][0], expected)
+    # A slice that is too large for a set is never held as one.
+    chunked = SliceSampler(module, cells, 0, "expr_to_pos", CHUNKED, 1)
+    assert chunked.prepared_part(rows) is None
+
+
+def test_sets_are_as_large_as_asked_for_or_as_the_device_bears():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    left_out, given = SamplingConfig(), SamplingConfig(max_set_size=300)
+    assert [largest_set(left_out, device, 20) for device in (cpu, gpu)] == [2048, 65536]
+    assert [largest_set(left_out, device, 1) for device in (cpu, gpu)] == [65536, 65536]
+    assert [largest_set(given, device, n) for device in (cpu, gpu) for n in (1, 20)] == [300] * 4

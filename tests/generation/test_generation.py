@@ -368,7 +368,7 @@ def test_test_prints_a_table_and_keeps_a_named_output(workspace: Path, tmp_path:
 def test_a_file_alone_is_scored_against_its_other_half(workspace: Path):
     module, genes = load_for_use(checkpoint(workspace))
     cells = read_h5ad(workspace / "slices/slice_0.h5ad", genes, module.normalization, Config())
-    scores = joint_scores(module, cells, None, QUICK, 0)
+    scores = joint_scores(generate(module, cells, "joint", QUICK, 0), cells, None, 0)
     assert set(scores) == {"alphastomics", "real, other half", "shuffled", "genes shuffled"}
 
 

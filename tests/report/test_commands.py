@@ -17,13 +17,15 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.position import rmsd
 from alphastomics.generation.cells import read_processed
 from alphastomics.generation.commands import load_for_use
+from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.generate import generate
 from alphastomics.main import main
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.report.collect import (
     brought_onto,
     denoising_path,
     nearest_rows,
-    predict_positions,
+    predicted_positions,
 )
 from alphastomics.report.commands import page_beside, read_scores, run_of
 from alphastomics.report.curves import read_curves
@@ -133,8 +135,8 @@ def test_test_writes_the_report_beside_its_scores_unless_asked_not_to(home: Path
     test("two.json")
     lines = [line for line in capsys.readouterr().err.splitlines() if "network calls in" in line]
     progress = [re.sub(r"^[\d:]+ |: .*", "", line) for line in lines]
-    assert {"score expr_to_pos", "report expr_to_pos"} <= set(progress)
-    assert len(progress) == len(set(progress))  # no line comes twice
+    # The page shows the cells that were scored: nothing is generated twice.
+    assert progress == ["score expr_to_pos", "score pos_to_expr", "score joint"]
     data = data_of(tmp_path / "two.html")
     assert data["scores"][0]["values"]
     assert data["curves"]
@@ -225,16 +227,55 @@ def test_a_report_takes_the_settings_of_its_run_and_flags_override_them(tmp_path
     assert (call.arguments.run.name, call.arguments.genes) == ("run", ["A", "B"])
 
 
+def test_modes_choose_what_is_scored_and_shown(home: Path, tmp_path: Path, capsys):
+    checkpoint = best_checkpoint(RunFolder(home / "joint"))
+    arguments = ["test", "--checkpoint", checkpoint, "--data_dir", home / "processed", *QUICK]
+    arguments += ["--output", tmp_path / "some.json", "--modes"]
+    assert main([*map(str, arguments), "joint", "expr_to_pos"]) == 0
+    assert list(json.loads((tmp_path / "some.json").read_text())) == ["expr_to_pos", "joint"]
+    data = data_of(tmp_path / "some.html")
+    assert data["new"]
+    assert data["predicted_position"]
+    assert "asked for alone (--modes)" in data["missing"]["predicted"]
+    assert "joint or expr_to_pos or pos_to_expr" in refusal([*arguments, "both"], capsys)
+    arguments[2] = best_checkpoint(RunFolder(home / "expr_to_pos"))
+    words = refusal([*arguments, "joint", "--overwrite"], capsys)
+    assert "--modes joint: the checkpoint was trained for expr_to_pos alone" in words
+
+
+def test_what_was_scored_is_what_would_be_generated_for_the_page(loaded):
+    module, cells = loaded
+    settings = Config().sampling.model_copy(update={"num_steps": 3, "num_samples": 2})
+    for estimator in ("mean", "sample"):
+        settings = settings.model_copy(update={"estimator": estimator})
+        kept: dict = {}
+        evaluate(module, cells, None, settings, 1, kept=kept)
+        assert set(kept) == {"expr_to_pos", "pos_to_expr", "joint"}
+        for mode, scored in kept.items():
+            again = generate(module, cells, mode, settings, 1)
+            np.testing.assert_array_equal(scored.position_std, again.position_std)
+            if mode != "pos_to_expr":
+                np.testing.assert_array_equal(scored.position, again.position)
+            # Scored cells are centred: given positions differ in the last digits.
+            np.testing.assert_allclose(scored.expression, again.expression, atol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def loaded(home: Path):
     module, genes = load_for_use(best_checkpoint(RunFolder(home / "joint")))
     return module, read_processed(home / "processed", genes, "test")
 
 
-def test_errors_are_those_of_the_metrics_and_positions_lie_in_the_frame_of_the_truth(loaded):
+def positions_for(loaded, settings):
     module, cells = loaded
+    generated = generate(module, cells, "expr_to_pos", settings, 1)
+    return predicted_positions(generated, cells, settings)
+
+
+def test_errors_are_those_of_the_metrics_and_positions_lie_in_the_frame_of_the_truth(loaded):
+    cells = loaded[1]
     settings = Config().sampling.model_copy(update={"num_steps": 3, "num_samples": 2})
-    predicted = predict_positions(module, cells, settings, 1)
+    predicted = positions_for(loaded, settings)
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         result = np.sqrt(np.mean(np.square(predicted.error[rows], dtype=np.float64)))
@@ -255,7 +296,7 @@ def test_the_path_begins_with_noise_and_ends_with_what_the_sampler_returns(loade
     # Pure noise has the model's unit of length in every direction.
     assert centred.std() == pytest.approx(float(module.position_scale), rel=0.2)
     sampled = settings.model_copy(update={"estimator": "sample"})
-    ended = predict_positions(module, cells, sampled, 1).position[path.rows]
+    ended = positions_for(loaded, sampled).position[path.rows]
     true = cells.position[path.rows]
     rotated = rmsd(path.clean[-1].astype(float), true.astype(float), reflection=True)
     drawn = rmsd(ended[:, :2].astype(float), true[:, :2].astype(float), reflection=True)
