@@ -19,7 +19,7 @@ from scipy.sparse import issparse
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.io.h5ad import write_anndata
-from alphastomics.preprocessing.commands import MEASURED_Z
+from alphastomics.preprocessing.cell_source import MEASURED_Z
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.inspection import SAMPLE_KEYS
 from alphastomics.preprocessing.reader import SLICE_KEY
