@@ -186,11 +186,10 @@ class Format:
     is_searched: bool = True
 
 
-def usual_position_key(source: CellSource, options: PreprocessingConfig) -> str:
+def usual_position_key(present: list[str], options: PreprocessingConfig) -> str:
     """Return the name of the coordinates: the one asked for, or one that is usual and there."""
     if "position_key" in options.model_fields_set:
         return options.position_key
-    present = source.position_keys
     # Slices in a common frame have their measured z, too, where there is one.
     keys = sorted(
         USUAL_POSITION_KEYS, key=lambda key: key != MEASURED_Z or not options.common_frame

@@ -78,7 +78,7 @@ def opened_query(
         reader = CellReader(source, slice_name(path.name))
         require_enough(reader.num_cells, path)
         alignment = align(reader.genes, genes, path)
-        key = usual_position_key(source, options)
+        key = usual_position_key(source.position_keys, options)
         positions = reader.positions(key)
         if positions is not None and positions.columns not in (2, 3):
             raise InputError(

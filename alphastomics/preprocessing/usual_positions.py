@@ -31,7 +31,7 @@ def with_usual_positions(
     has_z, ranges = True, []
     for path in inputs.values():
         with in_subprocess(path, SourceOptions.of(options)) as source:
-            own = usual_position_key(source, options)
+            own = usual_position_key(source.position_keys, options)
             if own not in source.position_keys or key not in (None, own):
                 return options  # the inspection says what is missing
             key = own
