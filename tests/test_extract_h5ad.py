@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_embedded_gets_one_line_and_leaves_nothing(run, tw
     mistakes = {
         ("one.h5ad",): "at least 2",
         ("strange.h5ad",): "none of the",
-        ("in.pt",): "expected an .h5ad",
+        ("in.pt",): "is a file of no known format",
         ("none.h5ad",): "no such file",
         ("none.zarr",): "no such file",
         ("both.h5ad", "--format", "npz"): "it is h5ad",

@@ -355,7 +355,9 @@ def test_a_folder_of_an_instrument_is_trained_on_as_its_cells_are(tmp_path):
     plain.obsm["spatial"] = cells.position
     plain.layers["counts"] = plain.X.copy()
     plain.X = plain.X * 0.5  # the layer of counts comes first, as in the commands
-    by_path, in_memory = (AlphaSTomics(given, TINY).train(1) for given in (folder, plain))
+    data = {"preprocessing": {"train_ratio": 0.8, "val_ratio": 0.1}, "loading": {"num_workers": 0}}
+    settings = {**TINY, "data": data}
+    by_path, in_memory = (AlphaSTomics(given, settings).train(1) for given in (folder, plain))
     query = anndata.AnnData(cells.counts, obs=obs, var=plain.var)
     np.testing.assert_array_equal(
         by_path.predict_positions(query.copy()), in_memory.predict_positions(query.copy())

@@ -57,7 +57,7 @@ def test_positions_are_those_of_the_same_cells_in_h5ad(run, workspace, tmp_path,
 
 
 def test_scores_of_a_folder_are_those_of_the_file(run, workspace, tmp_path, cells):
-    folder = write_xenium(tmp_path / "run", cells)
+    folder = write_xenium(tmp_path / "slice_0", cells)  # baselines leave out a slice by its name
     words = ("--no_report", "--num_steps", 2, "--num_samples", 1)
     assert run("test", "--input_data", folder, "--output", "a.json", *words)[0] == 0
     source = workspace / "slices/slice_0.h5ad"

@@ -251,7 +251,7 @@ def test_a_frame_that_cannot_be_gets_one_line(workspace: Path, tmp_path: Path, c
         ("--landmarks", tmp_path / "few.csv"): "name no cell",
         ("--landmarks", tmp_path / "none.csv"): "no such file",
         ("--reference", tmp_path / "none.h5ad"): "no such file",
-        ("--reference", tmp_path / "few.csv"): "expected an .h5ad",
+        ("--reference", tmp_path / "few.csv"): "no column is of numbers",
     }
     for (flag, path), words in flags.items():
         arguments = ["--checkpoint", checkpoint(workspace), "--input_data", workspace / "processed"]
