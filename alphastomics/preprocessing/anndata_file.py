@@ -60,7 +60,8 @@ def reading(path: Path, field: str) -> Iterator[None]:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open the root group of an AnnData file for reading."""
-    if path.is_dir() or path.suffix.lower() == ".zarr":
+    suffix = path.suffix.lower()
+    if suffix == ".zarr" or (path.is_dir() and suffix not in SUFFIXES):
         with reading(path, "the Zarr store"):
             try:
                 import zarr

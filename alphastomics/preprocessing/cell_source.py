@@ -204,8 +204,6 @@ def require_table(path: Path, tables: list[str], asked: str | None) -> str:
         raise InputError(
             f"{path}: there is no table {asked!r} in it (there: {there}): check --table"
         )
-    if not tables:
-        raise InputError(f"{path}: there is no table of cells in it: check the path")
     if asked is None and len(tables) > 1:
         raise InputError(
             f"{path}: holds {len(tables)} tables of the same tissue ({there}): choose one with "

@@ -19,7 +19,7 @@ from alphastomics.io.files import require_file
 from alphastomics.preprocessing.anndata_file import reading
 from alphastomics.preprocessing.cell_source import POSITION_KEY, CellSource, Coordinates, Matrix
 
-BLOCK_BYTES = 16 << 20  # of a CSV that are parsed at a time
+BLOCK_BYTES = 4 << 20  # of a CSV that are parsed at a time; some are read ahead
 SHOWN = 8  # columns in a message
 
 

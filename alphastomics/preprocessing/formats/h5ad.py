@@ -15,6 +15,7 @@ from jaxtyping import Float64
 
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.anndata_file import (
+    RESAVE,
     SUFFIXES,
     Frame,
     Positions,
@@ -50,7 +51,8 @@ class AnnDataSource(CellSource):
         self.num_cells = len(self.obs)
         self.genes = tuple(var.names(0, len(var)).to_pylist())
         with reading(path, "uns"):
-            self._uns = set(root["uns"]) if "uns" in root else set()
+            has_uns = "uns" in root and is_group(root["uns"])
+            self._uns = set(root["uns"]) if has_uns else set()
             self.has_log1p = "log1p" in self._uns and not self._takes_layer
             self.is_generated = "uns/alphastomics/mode" in root
         if self._takes_layer:
@@ -73,6 +75,8 @@ class AnnDataSource(CellSource):
     @cached_property
     def _keys_of_obsm(self) -> list[str]:
         with reading(self.path, "obsm"):
+            if "obsm" in self.root and not is_group(self.root["obsm"]):
+                raise InputError(f"{self.path}: obsm is no group: {RESAVE}")
             return sorted(self.root["obsm"]) if "obsm" in self.root else []
 
     @cached_property

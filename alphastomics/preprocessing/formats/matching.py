@@ -1,6 +1,7 @@
 """Two tables of the same cells: rows of one enter, the cell of the other that each is leaves."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.formats.columns import TableFile, rows_of
+from alphastomics.preprocessing.formats.columns import TableFile
 
 
 class RowMatch:
@@ -34,7 +35,12 @@ class RowMatch:
         # In the usual case both tables have the same order, and nothing need be looked up.
         if own.equals(self.names[before : before + len(own)]):
             return np.arange(before, before + len(own))
-        return rows_of(own, self.names)
+        return np.array([self._row_of.get(name, -1) for name in own.to_pylist()], dtype=np.int64)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        """Find a cell by its name; made once, for all blocks."""
+        return {name: row for row, name in enumerate(self.names.to_pylist())}
 
 
 def require_same_cells(table: TableFile, keys: list[int], match: RowMatch, other: Path) -> None:

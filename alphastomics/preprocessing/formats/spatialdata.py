@@ -65,6 +65,8 @@ def table_folder(path: Path, options: SourceOptions) -> list[Path]:
     if not is_store(path):
         raise InputError(f"{path}: is no SpatialData store: {TABLES}/ is missing")
     names = sorted(entry.name for entry in (path / TABLES).iterdir() if entry.is_dir())
+    if not names:
+        raise InputError(f"{path}: is a SpatialData store without a table: add one with counts")
     return [path / TABLES / require_table(path, names, options.table)]
 
 
