@@ -15,7 +15,7 @@ from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import TrainRequest, train
 from alphastomics.extract.folder import embedding
 from alphastomics.extract.h5ad import batch_of_set, moments_of
-from alphastomics.generation.cells import read_h5ad
+from alphastomics.generation.cells import read_query
 from alphastomics.main import main
 from alphastomics.preprocessing.normalize import standardized
 from alphastomics.preprocessing.query_fit import opened_query
@@ -64,7 +64,7 @@ def two_slices(data: Path, tmp_path: Path) -> Path:
 def expected(checkpoint: Path, path: Path, mode: str, slice_number: int) -> np.ndarray:
     """Embed a slice of a file as one set, read whole."""
     module, genes = load_module(checkpoint)
-    cells = read_h5ad(path, genes, module.normalization, Config())
+    cells = read_query(path, genes, module.normalization, Config())
     rows = cells.rows_of(slice_number)
     batch = batch_of_set(cells.expression[rows], cells.position[rows], cells.measured[slice_number])
     return embedding(module, batch, mode)[0].numpy()
@@ -91,7 +91,7 @@ def test_each_cell_keeps_its_row_and_has_the_embedding_of_its_slice(
 def test_a_file_read_in_ranges_is_normalised_as_one_read_whole(checkpoint, two_slices, monkeypatch):
     monkeypatch.setattr("alphastomics.extract.h5ad.ROWS_AT_A_TIME", 17)
     module, genes = load_module(checkpoint)
-    whole = read_h5ad(two_slices, genes, module.normalization, Config())
+    whole = read_query(two_slices, genes, module.normalization, Config())
     options = Config().data.preprocessing
     with opened_query(two_slices, genes, module.normalization, options, 17) as query:
         moments = moments_of(query)
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_embedded_gets_one_line_and_leaves_nothing(run, tw
     mistakes = {
         ("one.h5ad",): "at least 2",
         ("strange.h5ad",): "none of the",
-        ("in.pt",): "expected an .h5ad",
+        ("in.pt",): "is a file of no known format",
         ("none.h5ad",): "no such file",
         ("none.zarr",): "no such file",
         ("both.h5ad", "--format", "npz"): "it is h5ad",

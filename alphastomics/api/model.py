@@ -36,9 +36,11 @@ from alphastomics.api.setup import (
     check,
     options_for,
     positions,
+    read_cells_of,
     register,
     require_anndata,
     setup_for,
+    to_remember,
     write_cells,
 )
 from alphastomics.api.trained import TrainedVerbs
@@ -86,7 +88,8 @@ class AlphaSTomics(TrainedVerbs):
     Parameters
     ----------
     adata
-        Slices to train on: an AnnData, or several, with counts and coordinates.
+        Slices to train on, with counts and coordinates: an AnnData, the path of a file or of an
+        instrument's folder, or several.
     settings
         Settings as in config.yaml: a dict, a `Config`, or the path of a file.
     folder
@@ -114,12 +117,15 @@ class AlphaSTomics(TrainedVerbs):
         folder: str | Path | None = None,
         **keywords: Any,
     ) -> None:
-        single = isinstance(adata, AnnData) or not isinstance(adata, Sequence)
+        single = isinstance(adata, AnnData | str) or not isinstance(adata, Sequence)
         parts = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
         if not parts:
             raise InputError("adata: the list is empty; give at least one AnnData")
         # What was asked for: what follows from the data does so anew in each training.
         self.config = self._asked = updated(settings, keywords)
+        for name, part in parts.items():
+            if isinstance(part, str | Path):
+                parts[name] = read_cells_of(part, self.config)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
         self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
         self._dims = self._common_dims()
@@ -224,7 +230,7 @@ class AlphaSTomics(TrainedVerbs):
             module, genes = load_for_use(Path(summary["best_checkpoint"]))
         record = {
             "training": {key: summary[key] for key in TRAINING_KEYS},
-            "setup": asdict(next(iter(self._setups.values()))),
+            "setup": asdict(to_remember(*self._first())),
         }
         if "verdict" in summary:
             record["verdict"] = summary["verdict"]
@@ -234,6 +240,11 @@ class AlphaSTomics(TrainedVerbs):
         self.history = losses_of(self.logged)
         record["history"] = self.history.to_dict("list")
         return self
+
+    def _first(self) -> tuple[AnnData, Setup]:
+        """Return the first AnnData, and where its cells are."""
+        name = next(iter(self._data))
+        return self._data[name], self._setups[name]
 
     def _with_folders(self, config: Config) -> Config:
         """Put the model's own folder, and the dimensions of its data, into the settings."""

@@ -4,6 +4,7 @@ The commands read files. So that the notebook's results are theirs, an AnnData t
 what is needed of it is written to a temporary file, under the names that preprocessing expects.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,14 @@ from scipy.sparse import issparse
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.io.h5ad import write_anndata
-from alphastomics.preprocessing.commands import MEASURED_Z
+from alphastomics.preprocessing.cell_source import SourceOptions, usual_position_key
+from alphastomics.preprocessing.formats.h5ad import COUNTS_LAYER
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.inspection import SAMPLE_KEYS
-from alphastomics.preprocessing.reader import SLICE_KEY
+from alphastomics.preprocessing.reader import SLICE_KEY, USUAL_SLICE_KEYS
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
+
+logger = logging.getLogger(__name__)
 
 SETUP_KEY = "alphastomics_setup"
 POSITION, CELL_TYPE = "spatial", "cell_type"  # names in the temporary files
@@ -48,6 +53,16 @@ class Setup:
     cell_type_key: str | None
     slice_key: str | None
     layer: str | None
+
+
+def read_cells_of(path: str | Path, config: Config) -> AnnData:
+    """Read a file or folder of cells, in any format, into memory."""
+    options = SourceOptions.of(config.data.preprocessing)
+    with in_subprocess(Path(path), options) as source:
+        for note in source.notes:
+            logger.info("%s: %s", path, note)
+        cells: AnnData = source.to_anndata()
+    return cells
 
 
 def require_anndata(adata: Any, name: str) -> AnnData:
@@ -136,14 +151,22 @@ def setup_for(adata: AnnData, config: Config) -> Setup:
     options = config.data.preprocessing
     setup = registered(adata)
     if setup is None:
-        setup = Setup(options.position_key, options.cell_type_key, None, None)
-        named = "position_key" in options.model_fields_set
-        if options.common_frame and not named and MEASURED_Z in adata.obsm:
-            setup = replace(setup, position_key=MEASURED_Z)
+        key = usual_position_key(list(adata.obsm), options)
+        setup = Setup(key, options.cell_type_key, None, usual_layer(adata, options))
     return with_slices(adata, setup)
 
 
-def setup_for_use(adata: AnnData, trained: Setup) -> Setup:
+def usual_layer(adata: AnnData, options: PreprocessingConfig) -> str | None:
+    """Name the layer of counts, where counts are wanted and there is one, as the commands do."""
+    return COUNTS_LAYER if options.log_normalize and COUNTS_LAYER in adata.layers else None
+
+
+def to_remember(adata: AnnData, setup: Setup) -> Setup:
+    """Return the choices that other cells must follow: not what was found without asking."""
+    return setup if registered(adata) is not None else replace(setup, layer=None)
+
+
+def setup_for_use(adata: AnnData, trained: Setup, options: PreprocessingConfig) -> Setup:
     """Return the registered choices, or those of the training as far as this AnnData has them.
 
     Cells whose positions are predicted need no coordinates, slices or types; their counts must
@@ -156,15 +179,20 @@ def setup_for_use(adata: AnnData, trained: Setup) -> Setup:
             position_key=trained.position_key if trained.position_key in adata.obsm else None,
             cell_type_key=trained.cell_type_key if trained.cell_type_key in adata.obs else None,
             slice_key=trained.slice_key if trained.slice_key in adata.obs else None,
+            layer=trained.layer or usual_layer(adata, options),
         )
     return with_slices(adata, setup)
 
 
 def with_slices(adata: AnnData, setup: Setup) -> Setup:
-    """Take obs["slice_id"], as the commands do, where no other column is named."""
-    if setup.slice_key is None and SLICE_KEY in adata.obs:
+    """Take the usual columns, as the commands do, where no other column is named."""
+    if setup.slice_key is not None:
+        return setup
+    if SLICE_KEY in adata.obs:
         return replace(setup, slice_key=SLICE_KEY)
-    return setup
+    usual = USUAL_SLICE_KEYS if setup.position_key is not None else ()
+    several = (key for key in usual if key in adata.obs and adata.obs[key].nunique() > 1)
+    return replace(setup, slice_key=next(several, None))
 
 
 def write_cells(path: Path, adata: AnnData, setup: Setup) -> None:
@@ -209,6 +237,8 @@ def options_for(options: PreprocessingConfig, setups: list[Setup], dims: int) ->
             "position_key": POSITION,
             "cell_type_key": CELL_TYPE if with_types else None,
             "position_is_3d": dims == 3,
+            # The temporary files are .h5ad, whatever the cells came from.
+            **{"format": None, "table": None, "pixel_size": None},
         }
     )
 

@@ -307,9 +307,10 @@ class TrainedVerbs:
         self, adata: Any, config: Config, name: str = "adata"
     ) -> Iterator[tuple[Path, Config]]:
         """Write an AnnData to a temporary file; yield it, and the settings to read it with."""
-        setup = setup_for_use(require_anndata(adata, name), self._trained_setup(config))
+        settings, trained = config.data.preprocessing, self._trained_setup(config)
+        setup = setup_for_use(require_anndata(adata, name), trained, settings)
         check(adata, setup, name)
-        options = options_for(config.data.preprocessing, [setup], self._dims)
+        options = options_for(settings, [setup], self._dims)
         data = config.data.model_copy(update={"preprocessing": options})
         with tempfile.TemporaryDirectory(prefix="alphastomics-cells-") as scratch:
             path = Path(scratch) / "adata.h5ad"

@@ -64,10 +64,28 @@ STD = [
         kind=str,
     ),
 ]
+BY_CONTENT = "recognised by its content"
+TABLE_AND_PIXEL = settings(PREPROCESSING, "table", "pixel_size")
+INPUT_FORMAT = [
+    Flag(
+        "format",
+        f"{PREPROCESSING}.format",
+        help="Format of the input.",
+        default=BY_CONTENT,
+        second_names=("input_format",),
+    ),
+    *TABLE_AND_PIXEL,
+]
 SLICE_INPUT = [
-    path_flag("input_dir", "Folder of .h5ad slices, searched in sorted order.", required=True),
+    path_flag(
+        "input_dir",
+        "Folder of slices (.h5ad, .zarr, folders of instruments), searched in sorted order; or one "
+        "such folder.",
+        required=True,
+    ),
     path_flag("output_dir", "Folder to write.", required=True),
     *SETTINGS,
+    *INPUT_FORMAT,
     Flag("position_key", f"{PREPROCESSING}.position_key"),
     Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
     Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
@@ -87,7 +105,7 @@ SPLIT = settings(
 )
 _COMMANDS = {
     "preprocess": Command(
-        "Convert a folder of h5ad slices into Parquet shards: stage 1 and stage 2 in one go.",
+        "Convert a folder of slices into Parquet shards: stage 1 and stage 2 in one go.",
         [
             *SLICE_INPUT,
             path_flag(
@@ -145,9 +163,10 @@ _COMMANDS = {
             ),
             path_flag(
                 "input_data",
-                "Cells to score on, instead of the processed folder: .h5ad.",
+                "Cells to score on, instead of the processed folder: .h5ad or a vendor's folder.",
                 default="--data_dir",
             ),
+            *INPUT_FORMAT,
             SPLIT_NAME,
             Flag(
                 "modes",
@@ -185,9 +204,10 @@ _COMMANDS = {
             replace(DATA_DIR, default=AS_TRAINED),
             path_flag(
                 "input_data",
-                "Cells to report on, instead of the processed folder: .h5ad.",
+                "Cells to report on, instead of the processed folder: .h5ad or a vendor's folder.",
                 default="--data_dir",
             ),
+            *INPUT_FORMAT,
             SPLIT_NAME,
             path_flag("scores", "JSON file that test wrote.", default="scored anew"),
             Flag(
@@ -215,10 +235,11 @@ _COMMANDS = {
             CHECKPOINT,
             path_flag(
                 "input_data",
-                "A .pt file, an .h5ad file, or a processed folder.",
+                "A file or folder of cells, a .pt file, or a processed folder.",
                 default="required unless --num_cells is given",
                 excludes="cells",
             ),
+            *INPUT_FORMAT,
             count_flag(
                 "num_cells",
                 "Joint mode without input: how many cells to make in a slice.",
@@ -261,10 +282,18 @@ _COMMANDS = {
             replace(DATA_DIR, excludes="data"),
             path_flag(
                 "input_data",
-                "Cells to embed, instead of the processed folder: .h5ad.",
+                "Cells to embed, instead of the processed folder: .h5ad or a vendor's folder.",
                 default="--data_dir",
                 excludes="data",
             ),
+            # --format is that of the output here.
+            Flag(
+                "input_format",
+                f"{PREPROCESSING}.format",
+                help="Format of --input_data.",
+                default=BY_CONTENT,
+            ),
+            *TABLE_AND_PIXEL,
             Flag("output", "extract.output", metavar="PATH"),
             Flag("extract_mode", "extract.mode"),
             *settings("extract", "format", "max_samples"),

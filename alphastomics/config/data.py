@@ -16,6 +16,9 @@ from alphastomics.config.section import (
 
 LARGEST_SPACING = 1e12  # the z of millions of slices, squared, is still a number
 MOST_SLICES = 1_000_000  # of a synthetic tissue: each is a file
+InputFormat = Literal[
+    "h5ad", "stereoseq", "spatialdata", "xenium", "merscope", "cosmx", "visium_hd", "10x", "table"
+]
 
 
 def refuse_normalized_positions(value: object) -> object:
@@ -37,6 +40,15 @@ class PreprocessingConfig(Section):
     scale: bool = setting(True, "Standardise each gene within its slice.")
     log_normalize: bool = setting(
         True, "Normalise each cell to a total of 1e4, then take log(1 + x)."
+    )
+    format: InputFormat | None = setting(
+        None, "Format of the input; null recognises it by its content."
+    )
+    table: str | None = text(
+        None, "Which table of an input: of a SpatialData store, or a Visium HD bin size."
+    )
+    pixel_size: float | None = setting(
+        None, "Micrometres of a pixel, where a vendor's folder does not say.", gt=0, le=1e6
     )
     position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
     position_is_3d: bool = setting(

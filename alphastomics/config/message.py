@@ -30,6 +30,8 @@ def choices(annotation: Any) -> list[Any]:
     """Return the values a Literal allows, else nothing."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
+    if type(None) in (parts := get_args(annotation)) and len(parts) == 2:
+        annotation = next(part for part in parts if part is not type(None))
     return list(get_args(annotation)) if get_origin(annotation) is Literal else []
 
 

@@ -1,4 +1,4 @@
-"""Embeddings of an AnnData file: it enters; an .h5ad with `obsm["X_alphastomics"]` leaves.
+"""Embeddings of a file of cells: it enters; an .h5ad with `obsm["X_alphastomics"]` leaves.
 
 The file is read twice in ranges of rows, first for the moments of each gene in each slice, then to
 embed the cells; so memory is bounded by a range. A range's cells of one slice are dealt out to sets
@@ -34,8 +34,11 @@ from alphastomics.extract.folder import (
 from alphastomics.io.files import replacing, require_output, require_space
 from alphastomics.io.h5ad import require_storable, write_anndata
 from alphastomics.io.progress import track
-from alphastomics.preprocessing.anndata_file import SUFFIXES, is_group, read_whole
+from alphastomics.preprocessing.anndata_file import is_group
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.cell_table import CellTable
+from alphastomics.preprocessing.formats.h5ad import AnnDataSource
+from alphastomics.preprocessing.formats.registry import opened_source
 from alphastomics.preprocessing.inspection import size_of
 from alphastomics.preprocessing.normalize import (
     Moments,
@@ -69,20 +72,22 @@ def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
         shape = embed_h5ad_cells(module, genes, path, config, set_size, rows)
-        require_space(output.parent, rows.stat().st_size + size_of(path))
+        options = SourceOptions.of(config.data.preprocessing)
+        require_space(output.parent, rows.stat().st_size + size_of(options, path))
         with replacing(output) as partial:
-            copy_as_h5ad(path, partial)
+            copy_as_h5ad(path, options, partial)
             with h5py.File(partial, "r+") as file:
                 keys = write_obsm(file, stored(rows, shape))
     return {**extract_summary(output, mode, shape, set_size, "slice"), "keys": keys}
 
 
-def copy_as_h5ad(source: Path, target: Path) -> None:
-    """Copy a file as it is; another container is read whole and written as .h5ad."""
+def copy_as_h5ad(source: Path, options: SourceOptions, target: Path) -> None:
+    """Copy a file as it is; another format is read whole and written as .h5ad."""
     if source.suffix == ".h5ad":
         shutil.copyfile(source, target)
         return
-    data = read_whole(source)
+    with opened_source(source, options) as cells:
+        data = cells.to_anndata()
     require_storable(source, data, "remove it")
     write_anndata(target, data, compression=None)
 
@@ -99,17 +104,16 @@ def embed_h5ad_cells(
     options = config.data.preprocessing
     first = ROWS_AT_A_TIME
     with opened_query(path, genes, module.normalization, options, first) as query:
-        require_own_obsm(path, query.reader.root)
+        if isinstance(query.reader.source, AnnDataSource):
+            require_own_obsm(path, query.reader.source.root)
         if not query.dims:
-            key = options.position_key
+            key = query.form.position_key
             logger.info("%s: no obsm[%r]: cells are embedded by expression alone", path, key)
         return embed_file(module, query, config, set_size, target)
 
 
 def chosen_h5ad_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:
     """Return the output file: the one named, or one beside the input; it is an .h5ad."""
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"{path}: expected an {' or '.join(SUFFIXES)} file for --input_data")
     if not path.exists():
         raise InputError(f"{path}: no such file")
     default = ExtractConfig()

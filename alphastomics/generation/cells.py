@@ -1,4 +1,4 @@
-"""Cells to generate for: an .h5ad, a .pt or a processed folder enters, `InputCells` leave.
+"""Cells to generate for: a file or folder of cells, or a processed one, enters; cells leave.
 
 Expression is brought to what the checkpoint was trained on: its genes, its normalisation.
 """
@@ -115,10 +115,10 @@ def blank_cells(blank: Blank, num_genes: int, *, dims: int) -> InputCells:
     )
 
 
-def read_h5ad(
+def read_query(
     path: Path, genes: Sequence[str], normalization: dict[str, Any] | None, config: Config
 ) -> InputCells:
-    """Read an AnnData file: align its genes, normalise as in training; it may lack coordinates."""
+    """Read cells of any format: align genes, normalise as in training; they may lack positions."""
     options = config.data.preprocessing
     with opened_query(path, genes, normalization, options) as query:
         reader, types = query.reader, query.form.cell_types

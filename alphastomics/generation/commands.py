@@ -18,9 +18,9 @@ from alphastomics.generation.cells import (
     Blank,
     InputCells,
     blank_cells,
-    read_h5ad,
     read_processed,
     read_pt,
+    read_query,
 )
 from alphastomics.generation.evaluate import evaluate, requested_tasks
 from alphastomics.generation.expected_time import say_expected_time
@@ -47,7 +47,6 @@ from alphastomics.generation.output import (
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
-from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
@@ -100,16 +99,14 @@ def read_source(
     path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
 ) -> InputCells:
     """Read a processed folder, tensors, or a file of cells."""
-    if is_processed(path):
+    if is_processed(path) and config.data.preprocessing.format is None:
         return read_processed(path, genes, split)
     if path.suffix == ".pt":
         return read_pt(path, len(genes))
     if not path.exists():
         hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
         raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
-    if path.suffix in SUFFIXES:
-        return read_h5ad(path, genes, module.normalization, config)
-    raise InputError(f"{path}: expected a .h5ad or .pt file, or a processed folder")
+    return read_query(path, genes, module.normalization, config)
 
 
 def with_trained_sampling(config: Config, module: AlphaSTomicsModule) -> Config:
@@ -169,7 +166,7 @@ def sample(
     require_mode(module, mode, cells)
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
-    original = None if target.suffix == ".pt" else read_original(input_data)
+    original = None if target.suffix == ".pt" else read_original(input_data, config)
     say_what_counts(given or (), mode, config.sampling, input_data)
     near = (Path(config.data.processed_data_dir), checkpoint)
     reads = TASKS[mode].reads_training_cells
@@ -239,7 +236,7 @@ def read_frame(
     if frame.landmarks is not None:
         return read_landmarks(frame.landmarks)
     assert frame.reference is not None
-    if frame.reference.suffix not in SUFFIXES:
+    if frame.reference.suffix == ".pt" or is_processed(frame.reference):
         raise InputError(f"{frame.reference}: expected an .h5ad file for --reference")
     cells = read_cells(frame.reference, module, genes, config, "test")
     if cells.position is None:

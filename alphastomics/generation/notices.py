@@ -4,13 +4,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from alphastomics.config import Mode, SamplingConfig
-from alphastomics.preprocessing.anndata_file import SUFFIXES
+from alphastomics.preprocessing.formats.registry import is_cell_folder
 from alphastomics.tasks import TASKS
 
 
 def is_processed(source: Path) -> bool:
-    """Tell a processed folder from a file of cells, or a Zarr store."""
-    return source.is_dir() and source.suffix not in SUFFIXES
+    """Tell a processed folder from cells: a file, a Zarr store, a folder of an instrument."""
+    return source.is_dir() and not is_cell_folder(source)
 
 
 def sample_notices(

@@ -9,15 +9,17 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int
 
-from alphastomics.config import Mode
+from alphastomics.config import Config, Mode
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import FrameFit
 from alphastomics.generation.generate import Generated
+from alphastomics.generation.notices import is_processed
 from alphastomics.io.files import write_bytes
 from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
-from alphastomics.preprocessing.anndata_file import SUFFIXES, read_whole
+from alphastomics.preprocessing.cell_source import SourceOptions
+from alphastomics.preprocessing.formats.registry import opened_source
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY = (
@@ -60,11 +62,12 @@ def write_generated_pt(
     write_bytes(path, buffer.getbuffer())
 
 
-def read_original(source: Path | None) -> Any | None:
-    """Read the AnnData file that is to be copied; None where the input is none."""
-    if source is None or source.suffix not in SUFFIXES:
+def read_original(source: Path | None, config: Config) -> Any | None:
+    """Read the cells that are to be copied, as AnnData; None where they are not in a file."""
+    if source is None or source.suffix == ".pt" or is_processed(source):
         return None
-    data = read_whole(source)
+    with opened_source(source, SourceOptions.of(config.data.preprocessing)) as cells:
+        data = cells.to_anndata()
     require_storable(source, data, "remove it, or give an --output that ends in .pt")
     return data
 

@@ -8,18 +8,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64, Int32
-from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_file
-
-MatrixKind = Literal["csr", "csc", "dense"]
 
 # What h5py, zarr and numpy raise on damaged content; each is the file's fault here.
 READ_ERRORS = (
@@ -63,7 +60,8 @@ def reading(path: Path, field: str) -> Iterator[None]:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open the root group of an AnnData file for reading."""
-    if path.suffix.lower() == ".zarr":
+    suffix = path.suffix.lower()
+    if suffix == ".zarr" or (path.is_dir() and suffix not in SUFFIXES):
         with reading(path, "the Zarr store"):
             try:
                 import zarr
@@ -81,8 +79,8 @@ def opened(path: Path) -> Iterator[Any]:
         pass
     if not h5py.is_hdf5(path):
         raise InputError(
-            f"{path}: is not an HDF5 file, though its name ends in .h5ad (cut short, or of another "
-            "format): copy it again, or remove it from the folder"
+            f"{path}: is not an HDF5 file, though its name ends in {path.suffix} (cut short, or of "
+            "another format): copy it again, or remove it from the folder"
         )
     with reading(path, "the HDF5 structure"):
         # A read-only file system may not know locks, and nobody writes through us.
@@ -149,11 +147,6 @@ class Frame:
     def __init__(self, path: Path, root: Any, name: str) -> None:
         self.path, self.root, self.name = path, root, name
         with reading(path, name):
-            if "tables" in root and name not in root:
-                raise InputError(
-                    f"{path}: is a SpatialData store, not AnnData: save its table by itself "
-                    "(sdata.tables['table'].write_h5ad(...)) and give that file"
-                )
             if name not in root or not is_group(root[name]):
                 raise InputError(f"{path}: {name} is missing or of a format before 2019: {RESAVE}")
             self.group = root[name]
@@ -210,108 +203,6 @@ class Frame:
             encoded = pc.if_else(missing, None, as_text(element["values"][start:stop]))
             encoded = encoded.dictionary_encode()
         return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary
-
-
-class Expression:
-    """The matrix `X` of an open file, read in ranges of rows."""
-
-    def __init__(self, path: Path, root: Any, cells: int, genes: int) -> None:
-        self.path, self.cells, self.genes = path, cells, genes
-        with reading(path, "X"):
-            if "X" not in root:
-                raise InputError(f"{path}: X is missing: put the counts into adata.X and save it")
-            self.element = root["X"]
-            self.kind = self._kind()
-            self.filled = self._check_structure()
-
-    def _kind(self) -> MatrixKind:
-        if not is_group(self.element):
-            if len(self.element.shape) != 2 or self.element.dtype.kind not in "biuf":
-                raise InputError(
-                    f"{self.path}: X has shape {tuple(self.element.shape)} and type "
-                    f"{self.element.dtype}: it must be a matrix of real numbers"
-                )
-            return "dense"
-        named = str(attribute(self.element, "encoding-type", "h5sparse_format") or "nothing")
-        for kind in ("csr", "csc"):
-            if named.startswith(kind):
-                return kind
-        raise InputError(f"{self.path}: X is stored as {named!r}: save it dense, as CSR or as CSC")
-
-    def _check_structure(self) -> int:
-        """Compare the sizes of X's arrays with one another; return the number of stored values."""
-        expected = (self.cells, self.genes)
-        if self.kind == "dense":
-            self._require(tuple(self.element.shape) == expected, f"shape {self.element.shape}")
-            return self.cells * self.genes
-        shape = tuple(int(size) for size in attribute(self.element, "shape", "h5sparse_shape"))
-        self._require(shape == expected, f"shape {shape}")
-        pointers, values = self.element["indptr"], self.element["data"]
-        self._require(values.dtype.kind in "biuf", f"values of type {values.dtype}")
-        lines = self.cells if self.kind == "csr" else self.genes
-        self._require(pointers.shape == (lines + 1,), f"indptr of shape {pointers.shape}")
-        self._require(values.shape == self.element["indices"].shape, "indices and data that differ")
-        ends = int(pointers[0]), int(pointers[lines])
-        self._require(ends == (0, values.shape[0]), f"indptr from {ends[0]} to {ends[1]}")
-        return int(values.shape[0])
-
-    def _require(self, holds: bool, present: str) -> None:  # noqa: FBT001
-        if not holds:
-            raise InputError(
-                f"{self.path}: X has {present}, which does not fit {self.cells} cells x "
-                f"{self.genes} genes: the file is damaged; copy it again from its source"
-            )
-
-    def rows(self, start: int, stop: int) -> csr_array:
-        """Read some rows of a CSR or dense X, checked, as float32."""
-        with reading(self.path, f"X, rows {start} to {stop}"):
-            if self.kind == "dense":
-                block = as_float32(np.asarray(self.element[start:stop]))
-                return self._finite(csr_array(block), start)
-            return self._finite(self.lines(start, stop, self.genes), start)
-
-    def lines(self, start: int, stop: int, width: int) -> csr_array:
-        """Read some rows of a CSR, or columns of a CSC; every index is checked against `width`."""
-        with reading(self.path, f"X, entries {start} to {stop}"):
-            pointers = np.asarray(self.element["indptr"][start : stop + 1]).astype(np.int64)
-            ends_fit = pointers[0] >= 0 and pointers[-1] <= self.filled
-            rising = bool(ends_fit and (np.diff(pointers) >= 0).all())
-            self._require(rising, "indptr that does not rise")
-            indices = np.asarray(self.element["indices"][pointers[0] : pointers[-1]])
-            values = np.asarray(self.element["data"][pointers[0] : pointers[-1]])
-            inside = not len(indices) or (indices.min() >= 0 and indices.max() < width)
-            self._require(bool(inside), "indices outside the matrix")
-        parts = (as_float32(values), indices.astype(np.int32), pointers - pointers[0])
-        return csr_array(parts, shape=(stop - start, width))
-
-    def whole(self) -> csr_array:
-        """Read all of X by rows, also where it is stored by columns."""
-        if self.kind == "csc":
-            return self._finite(self.lines(0, self.genes, self.cells).T.tocsr(), 0)
-        return self.rows(0, self.cells)
-
-    def _finite(self, values: csr_array, start: int) -> csr_array:
-        require_finite_values(self.path, values, start)
-        values.sum_duplicates()
-        values.eliminate_zeros()
-        return values
-
-
-def as_float32(values: np.ndarray) -> np.ndarray:
-    """Narrow values; what does not fit becomes infinite, and is refused as that."""
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32, copy=False)
-
-
-def require_finite_values(path: Path, values: csr_array, first_row: int) -> None:
-    """Refuse NaN and infinity in X, with the first cell that has one."""
-    bad = np.flatnonzero(~np.isfinite(values.data))
-    if len(bad):
-        row = first_row + int(np.searchsorted(values.indptr, bad[0], side="right")) - 1
-        raise InputError(
-            f"{path}: X has NaN or infinite values as float32 (first in row {row}, column "
-            f"{values.indices[bad[0]]}): remove those cells or genes, or set the values"
-        )
 
 
 class Positions:

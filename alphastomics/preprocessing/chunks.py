@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int64
 from scipy.sparse import csr_array
 
-from alphastomics.preprocessing.anndata_file import opened
 from alphastomics.preprocessing.cell_table import PART_SCHEMA, CellTable, to_batch
+from alphastomics.preprocessing.formats.registry import opened_source
 from alphastomics.preprocessing.inspection import Inspection
 from alphastomics.preprocessing.normalize import moments_of_sparse
 from alphastomics.preprocessing.parts import write_part
@@ -37,7 +37,7 @@ class ChunkTask:
     z
         The z of each slice of the file; None for 3D coordinates.
     transposed
-        Where the rows of a CSC file were put, else None.
+        Where the rows of a file without ranges were put, else None.
     """
 
     inspection: Inspection
@@ -63,8 +63,8 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
     if marker is not None:
         return marker
     inspection = task.inspection
-    with opened(inspection.path) as root:
-        reader = CellReader(inspection.path, root, inspection.name, tuple(inspection.slices))
+    with opened_source(inspection.path, inspection.options) as source:
+        reader = CellReader(source, inspection.name, tuple(inspection.slices))
         counts = _read_counts(task, reader)
         cells = reader.read(task.form, task.start, task.stop, counts)
     runs = _runs(task, cells.slice_id)

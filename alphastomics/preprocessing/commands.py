@@ -15,6 +15,7 @@ from alphastomics.preprocessing import resume
 from alphastomics.preprocessing import stage1 as first_stage
 from alphastomics.preprocessing import stage2 as second_stage
 from alphastomics.preprocessing.anndata_file import SUFFIXES
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.datasets import merge
 from alphastomics.preprocessing.inspection import find_inputs
 from alphastomics.preprocessing.schema import (
@@ -23,13 +24,10 @@ from alphastomics.preprocessing.schema import (
     Metadata,
     parse_metadata,
 )
-from alphastomics.preprocessing.subprocess_reader import in_subprocess
+from alphastomics.preprocessing.usual_positions import with_usual_positions
 from alphastomics.preprocessing.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
-
-# Where aligned sections keep positions with a measured z, by convention.
-MEASURED_Z = "spatial3d"
 
 
 def preprocess(
@@ -49,7 +47,8 @@ def preprocess(
     options
         What is done to the data.
     input_dir
-        Folder of .h5ad files or .zarr stores, searched with its subfolders in sorted order.
+        Folder of .h5ad files, .zarr stores or folders of instruments, searched with its subfolders
+        in sorted order; or one such folder.
     output_dir
         The processed folder; an unfinished one is finished, a finished one recognised.
     gene_list_file
@@ -63,8 +62,8 @@ def preprocess(
     """
     check_output_among_inputs(input_dir, output_dir)
     with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
-        name, inputs = input_dir.resolve().name, find_inputs(input_dir)
-        options = with_measured_z(options, inputs)
+        name, inputs = input_dir.resolve().name, find_inputs(input_dir, SourceOptions.of(options))
+        options = with_usual_positions(options, inputs)
         request = first_stage.request_of(options, name, inputs, gene_list_file, pool)
         known = None if overwrite else _metadata(output_dir)
         if known is not None:
@@ -95,8 +94,8 @@ def stage1(
         )
     check_output_among_inputs(input_dir, output_dir)
     with output_folder(output_dir), WorkerPool(options.workers, scheduler) as pool:
-        name, inputs = input_dir.resolve().name, find_inputs(input_dir)
-        options = with_measured_z(options, inputs)
+        name, inputs = input_dir.resolve().name, find_inputs(input_dir, SourceOptions.of(options))
+        options = with_usual_positions(options, inputs)
         request = first_stage.request_of(options, name, inputs, gene_list_file, pool)
         dataset = first_stage.run(
             options, request, inputs, gene_list_file, output_dir, pool, overwrite=overwrite
@@ -148,26 +147,6 @@ def check_output_among_inputs(input_dir: Path, output_dir: Path) -> None:
         output_dir,
         input_dir,
     )
-
-
-def with_measured_z(options: PreprocessingConfig, inputs: dict[str, Path]) -> PreprocessingConfig:
-    """Take obsm["spatial3d"] for slices in a common frame, where every file has it."""
-    if (
-        not options.common_frame
-        or options.position_is_3d
-        or "position_key" in options.model_fields_set
-    ):
-        return options
-    for path in inputs.values():
-        with in_subprocess(path) as root:
-            if f"obsm/{MEASURED_Z}" not in root:
-                return options
-    logger.info(
-        "--common_frame: positions, with their z, are taken from obsm[%r]; name another with "
-        "--position_key",
-        MEASURED_Z,
-    )
-    return options.model_copy(update={"position_key": MEASURED_Z, "position_is_3d": True})
 
 
 def _metadata(folder: Path) -> Metadata | None:

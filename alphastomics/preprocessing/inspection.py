@@ -8,14 +8,20 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_file, require_text_name, sha256_of
-from alphastomics.preprocessing.anndata_file import SUFFIXES, Expression, MatrixKind, Positions
+from alphastomics.preprocessing.anndata_file import SUFFIXES
+from alphastomics.preprocessing.cell_source import CellSource, Coordinates, SourceOptions
+from alphastomics.preprocessing.formats.registry import (
+    FORMATS,
+    files_of,
+    format_of,
+    is_input,
+)
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.reader import OBS_ROWS, CellReader
 
@@ -26,7 +32,6 @@ SAMPLE_KEYS = (
     *("animal_id", "animal", "donor_id", "donor", "subject_id", "subject", "mouse_id", "mouse"),
     *("patient_id", "patient", "individual", "embryo", "sample_id", "sample"),
 )
-BYTES_PER_ENTRY = 12  # a stored value while it is worked on: value, index, and a copy of one
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class InspectionTask:
     position_is_3d: bool
     cell_type_key: str | None
     max_cells: int
+    options: SourceOptions
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Inspection:
     name: str
     cells: int
     genes: list[str]
-    kind: MatrixKind
+    has_rows: bool
     chunk_rows: int
     slices: list[str]
     chunk_counts: Int64[np.ndarray, "C S"]
@@ -72,6 +78,9 @@ class Inspection:
     obs_columns: list[str]
     is_generated: bool
     """Whether `alphastomics sample` wrote the file."""
+    options: SourceOptions
+    notes: list[str]
+    """What the reader left out or chose."""
 
     def chunks(self) -> list[tuple[int, int]]:
         """List the row ranges of the chunks."""
@@ -79,23 +88,59 @@ class Inspection:
         return [(start, min(start + self.chunk_rows, self.cells)) for start in starts]
 
 
-def find_inputs(folder: Path) -> dict[str, Path]:
-    """Find the .h5ad files and .zarr stores of a folder, by relative name in sorted order."""
+def find_inputs(folder: Path, options: SourceOptions) -> dict[str, Path]:
+    """Find the inputs of a folder, by relative name in sorted order; it may be one itself.
+
+    An input is an .h5ad file, a .zarr store, or a folder that an instrument wrote.
+    """
     if not folder.is_dir():
         said = "is not a folder" if folder.exists() else "there is no such folder"
         raise InputError(f"{folder}: {said}: --input_dir must name a folder of .h5ad files")
-    inputs = {path.relative_to(folder).as_posix(): path for path in _inputs_below(folder)}
+    if is_input(folder, options):
+        inputs = {folder.resolve().name: folder}
+    else:
+        found_below = _inputs_below(folder, options)
+        inputs = {path.relative_to(folder).as_posix(): path for path in found_below}
     if not inputs:
-        raise InputError(f"{folder}: there is no .h5ad file (nor .zarr) in it: check --input_dir")
+        raise _nothing_in(folder, options)
     for name in (folder.resolve().name, *inputs):
         require_text_name(Path(name))
+    for path in inputs.values():
+        require_positions(path, options)
     return dict(sorted(inputs.items()))
 
 
-def _inputs_below(folder: Path) -> Iterator[Path]:
+def require_positions(path: Path, options: SourceOptions) -> None:
+    """Refuse cells of a format without coordinates, from which nothing can be learned."""
+    if not FORMATS[format_of(path, options)].has_positions:
+        raise InputError(
+            f"{path}: counts of dissociated cells have no positions, and training needs them: "
+            "train on spatial slices, then predict the positions of these cells with "
+            "`alphastomics sample --sample_mode expr_to_pos --input_data`"
+        )
+
+
+def _nothing_in(folder: Path, options: SourceOptions) -> InputError:
+    """Say that there is nothing to train on: counts without positions, or another format."""
+    for path in sorted(folder.iterdir()):
+        name = format_of(path, options, missing_ok=True)
+        if name is not None:
+            require_positions(path, options)
+    known = "; ".join(
+        f"{form.name}: {form.content}" for form in FORMATS.values() if form.is_searched
+    )
+    asked = "" if options.format is None else f" of --format {options.format}"
+    return InputError(
+        f"{folder}: there is no .h5ad file (nor .zarr) in it, and no folder of an instrument"
+        f"{asked}: check --input_dir (known: {known})"
+    )
+
+
+def _inputs_below(folder: Path, options: SourceOptions) -> Iterator[Path]:
     """Yield the inputs in a folder and below, each once, along links to folders too.
 
-    Hidden names are left-overs of other programs; a store's inside is not an input.
+    Hidden names are left-overs of other programs; the inside of a store, or of a folder that is an
+    input, is none.
     """
     linked: list[Path] = []
     seen: set[Path] = set()
@@ -110,35 +155,45 @@ def _inputs_below(folder: Path) -> Iterator[Path]:
         for path in sorted(here.iterdir()):
             if path.name.startswith("."):
                 continue
-            if path.suffix.lower() in SUFFIXES:
+            if is_input(path, options):
                 yield path
             elif path.is_dir():
                 # Links come last, so that a folder goes by its own name where it has one here.
                 (linked if path.is_symlink() else waiting).append(path)
 
 
-def size_of(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files of a store."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
+def size_of(options: SourceOptions, path: Path) -> int:
+    """Return the size in bytes of all files that are read of an input."""
+    return sum(file.stat().st_size for file in _files_below(files_of(path, options)))
 
 
-def digest_of(path: Path) -> str:
-    """Return the sha256 of a file, or of all names and files of a store."""
-    if not path.is_dir():
+def digest_of(options: SourceOptions, path: Path) -> str:
+    """Return the sha256 of a file, or of all names and files that are read of a folder."""
+    files = files_of(path, options)
+    if files == [path] and not path.is_dir():
         require_file(path)
         return sha256_of(path)
     digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            name = file.relative_to(path).as_posix()
-            digest.update(f"{name}\0{sha256_of(file)}\n".encode())
+    for file in sorted(_files_below(files)):
+        name = file.relative_to(path).as_posix()
+        digest.update(f"{name}\0{sha256_of(file)}\n".encode())
     return digest.hexdigest()
 
 
-def inspect_file(task: InspectionTask, root: Any) -> Inspection:
-    """Look at one open file and check everything but the values of X."""
-    reader = CellReader(task.path, root, Path(task.name).with_suffix("").as_posix())
+def _files_below(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def slice_name(name: str) -> str:
+    """Name a slice after its file; the dots in a folder's name are no suffix."""
+    path = Path(name)
+    return (path.with_suffix("") if path.suffix.lower() in SUFFIXES else path).as_posix()
+
+
+def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
+    """Look at one open input and check everything but the values of X."""
+    reader = CellReader(source, slice_name(task.name))
     cells, genes = reader.num_cells, list(reader.genes)
     if cells == 0 or not genes:
         raise InputError(
@@ -146,22 +201,25 @@ def inspect_file(task: InspectionTask, root: Any) -> Inspection:
             "from the folder"
         )
     expression = reader.expression
-    _check_positions(task, Positions(task.path, root, task.position_key, cells))
-    chunk_rows = rows_that_fit(task.max_cells, _bytes_per_row(expression), task.total_bytes)
+    _check_positions(task, source.positions(task.position_key))
+    source.verify()
+    chunk_rows = rows_that_fit(task.max_cells, expression.bytes_per_row(), task.total_bytes)
     types = reader.names_that_occur(task.cell_type_key)
     return Inspection(
         path=task.path,
         name=task.name,
         cells=cells,
         genes=genes,
-        kind=expression.kind,
+        has_rows=expression.has_rows,
         chunk_rows=chunk_rows,
         slices=list(reader.slices),
         chunk_counts=_cells_of_slices(reader, chunk_rows),
         cell_types=None if types is None else list(types),
         samples=_samples(reader),
         obs_columns=reader.obs.columns,
-        is_generated="uns/alphastomics/mode" in root,
+        is_generated=source.is_generated,
+        options=task.options,
+        notes=list(source.notes),
     )
 
 
@@ -191,15 +249,7 @@ def _samples(reader: CellReader) -> list[str | None]:
     return [None] * len(reader.slices)
 
 
-def _bytes_per_row(expression: Expression) -> float:
-    filled = expression.filled / expression.cells
-    if expression.kind == "dense":
-        # The block as it is stored, as float32, and in sparse form if it is full.
-        return filled * (expression.element.dtype.itemsize + BYTES_PER_ENTRY)
-    return filled * BYTES_PER_ENTRY
-
-
-def _check_positions(task: InspectionTask, positions: Positions) -> None:
+def _check_positions(task: InspectionTask, positions: Coordinates) -> None:
     wanted = 3 if task.position_is_3d else 2
     if positions.columns != wanted:
         remedy = {

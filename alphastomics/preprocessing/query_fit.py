@@ -16,7 +16,9 @@ from scipy.sparse import csr_array
 
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
+from alphastomics.preprocessing.cell_source import SourceOptions, usual_position_key
 from alphastomics.preprocessing.genes import align
+from alphastomics.preprocessing.inspection import slice_name
 from alphastomics.preprocessing.reader import CellForm, CellReader
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 
@@ -61,7 +63,7 @@ def opened_query(
     Parameters
     ----------
     path
-        An AnnData file or store.
+        A file or folder of cells, in any of the formats.
     genes, normalization
         The model's genes, and what was done to its training cells.
     options
@@ -70,11 +72,14 @@ def opened_query(
         Rows that say whether the values are counts; None asks all.
     """
     trained = normalization or DEFAULT_NORMALIZATION
-    with in_subprocess(path) as root:
-        reader = CellReader(path, root, path.stem)
+    with in_subprocess(path, SourceOptions.of(options)) as source:
+        for note in source.notes:
+            logger.info("%s: %s", path, note)
+        reader = CellReader(source, slice_name(path.name))
         require_enough(reader.num_cells, path)
         alignment = align(reader.genes, genes, path)
-        positions = reader.positions(options.position_key)
+        key = usual_position_key(source.position_keys, options)
+        positions = reader.positions(key)
         if positions is not None and positions.columns not in (2, 3):
             raise InputError(
                 f"{path}: {positions.field} has {positions.columns} columns, not 2 or 3"
@@ -83,7 +88,7 @@ def opened_query(
         normalize = trained["log_normalize"] and needs_normalizing(
             reader.counts(0, stop),
             path,
-            has_log1p="uns" in root and "log1p" in root["uns"],
+            has_log1p=source.has_log1p,
             asked=options.log_normalize,
             as_it_is=bool(trained.get("fractions")),
         )
@@ -91,9 +96,7 @@ def opened_query(
         measured[alignment.missing()] = False
         check_genes(int(measured.sum()), genes, path)
         types = reader.names_that_occur(options.cell_type_key) or ()
-        form = CellForm(
-            alignment, bool(normalize), options.position_key, options.cell_type_key, types
-        )
+        form = CellForm(alignment, bool(normalize), key, options.cell_type_key, types)
         dims = 0 if positions is None else positions.columns
         yield Query(reader, form, measured, bool(trained["scale"]), dims)
 

@@ -1,4 +1,4 @@
-"""One reader of AnnData: an open file enters; aligned, normalised cells leave, by ranges of rows.
+"""One reader of cells: an open source enters; aligned, normalised cells leave, by ranges of rows.
 
 `preprocess`, `sample`, `test` and `extract` read cells through it, so that a query becomes what the
 training cells became. Standardising needs a whole slice, and is left to the caller.
@@ -7,8 +7,6 @@ training cells became. Standardising needs a whole slice, and is left to the cal
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +14,13 @@ from jaxtyping import Float64, Int64
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.anndata_file import Expression, Frame, Positions, reading
+from alphastomics.preprocessing.cell_source import CellSource, Coordinates, Matrix
 from alphastomics.preprocessing.cell_table import CellTable
 from alphastomics.preprocessing.genes import Alignment, require_unique
 from alphastomics.preprocessing.normalize import log_normalized
 
 SLICE_KEY = "slice_id"
+USUAL_SLICE_KEYS = ("library_id", "sample_id")
 OBS_ROWS = 1_000_000  # rows of obs that are read at a time: a few bytes each
 
 
@@ -49,12 +48,12 @@ class CellForm:
 
 
 class CellReader:
-    """The cells of an open AnnData file.
+    """The cells of an open source.
 
     Parameters
     ----------
-    path, root
-        The file, and its open root group.
+    source
+        The open file or folder.
     name
         What its slice is called where `obs` names none.
     slices
@@ -62,36 +61,44 @@ class CellReader:
     """
 
     def __init__(
-        self, path: Path, root: Any, name: str, slices: tuple[str, ...] | None = None
+        self, source: CellSource, name: str, slices: tuple[str, ...] | None = None
     ) -> None:
-        self.path, self.root, self.name = path, root, name
-        self.obs, var = Frame(path, root, "obs"), Frame(path, root, "var")
-        self.num_cells = len(self.obs)
-        self.genes = tuple(var.names(0, len(var)).to_pylist())
-        self.has_slices = SLICE_KEY in self.obs.columns
+        self.source, self.path, self.name = source, source.path, name
+        self.obs, self.num_cells, self.genes = source.obs, source.num_cells, source.genes
         remedy = "make them unique (adata.var_names_make_unique()) or add them up"
-        require_unique(self.genes, f"{path}: var_names", remedy)
+        require_unique(self.genes, f"{self.path}: var_names", remedy)
         self._slices = slices
         self._latest: tuple[tuple[int, int], csr_array] | None = None
 
     @cached_property
-    def expression(self) -> Expression:
-        """Open X."""
-        return Expression(self.path, self.root, self.num_cells, len(self.genes))
+    def expression(self) -> Matrix:
+        """Open the counts."""
+        return self.source.expression
 
-    def positions(self, key: str) -> Positions | None:
+    def positions(self, key: str) -> Coordinates | None:
         """Open the coordinates; dissociated cells have none."""
-        with reading(self.path, "obsm"):
-            if "obsm" not in self.root or key not in self.root["obsm"]:
-                return None
-        return Positions(self.path, self.root, key, self.num_cells)
+        return self.source.positions(key) if key in self.source.position_keys else None
+
+    @cached_property
+    def slice_key(self) -> str | None:
+        """Name the column of obs that says which slice a cell is of; None makes all one slice.
+
+        Columns that may mean something else count only where they name more than one.
+        """
+        if SLICE_KEY in self.obs.columns:
+            return SLICE_KEY
+        usual = USUAL_SLICE_KEYS if self.source.position_keys else ()
+        for key in (*self.source.slice_keys, *usual):
+            if len(self.names_that_occur(key) or ()) > 1:
+                return key
+        return None
 
     @cached_property
     def slices(self) -> tuple[str, ...]:
         """Name the slices: numbers in their order, other names by the alphabet."""
         if self._slices is not None:
             return self._slices
-        names = self.names_that_occur(SLICE_KEY)
+        names = self.names_that_occur(self.slice_key)
         if names is None:
             return (self.name,)
         try:
@@ -125,13 +132,13 @@ class CellReader:
 
     def slice_id(self, start: int, stop: int) -> Int64[np.ndarray, " N"]:
         """Return the slice of each row, counted within the file."""
-        if not self.has_slices:
+        if self.slice_key is None:
             return np.zeros(stop - start, dtype=np.int64)
-        numbers = self.numbers(SLICE_KEY, self.slices, start, stop)
+        numbers = self.numbers(self.slice_key, self.slices, start, stop)
         missing = np.flatnonzero(numbers < 0)
         if len(missing):
             raise InputError(
-                f"{self.path}: obs[{SLICE_KEY!r}] is missing for some cells (first in row "
+                f"{self.path}: obs[{self.slice_key!r}] is missing for some cells (first in row "
                 f"{start + missing[0]}): name the slice of every cell, or drop the column"
             )
         return numbers
@@ -141,10 +148,10 @@ class CellReader:
         return self.expression.whole()
 
     def counts(self, start: int, stop: int) -> csr_array:
-        """Read some rows of X, checked; the latest ones are kept. By columns, all are read."""
+        """Read some rows of X, checked; the latest ones are kept. Without ranges, all are read."""
         if self._latest is None or self._latest[0] != (start, stop):
-            by_columns = self.expression.kind == "csc"
-            rows = self._whole[start:stop] if by_columns else self.expression.rows(start, stop)
+            in_ranges = self.expression.has_rows
+            rows = self.expression.rows(start, stop) if in_ranges else self._whole[start:stop]
             self._latest = ((start, stop), rows)
         return self._latest[1]
 

@@ -11,7 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.anndata_file import reading
+from alphastomics.preprocessing.anndata_file import opened, reading, walk
+
+CONTAINERS = (".h5ad", ".h5", ".zarr")
+
+
+def require_sound(path: Path, *, walked: bool) -> None:
+    """Refuse an HDF5 file or a Zarr store that takes content from elsewhere; touch all of it.
+
+    What makes the library crash or hang does so here, in a process that may end. Other files, such
+    as tables, are read by libraries that refuse what is damaged.
+    """
+    if path.suffix.lower() in CONTAINERS or path.is_dir():
+        with opened(path) as root:
+            require_self_contained(path, root)
+            if walked:
+                walk(path, root)
 
 
 def require_self_contained(path: Path, root: Any) -> None:

@@ -7,6 +7,7 @@ of the parts: each file is read once.
 
 import logging
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from alphastomics.io.files import sha256_of, write_text
 from alphastomics.io.progress import track
 from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import owned, resume
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
 from alphastomics.preprocessing.inspection import (
     Inspection,
     InspectionTask,
     digest_of,
     size_of,
+    slice_name,
 )
 from alphastomics.preprocessing.reader import CellForm
 from alphastomics.preprocessing.scaling import NOTHING, read_moments, write_moments
@@ -47,6 +50,9 @@ FLAGS = (
     "z_spacing",
     "cell_type_key",
     "max_cells_per_file",
+    "format",
+    "table",
+    "pixel_size",
 )
 
 
@@ -62,7 +68,8 @@ def request_of(
     if gene_list_file is not None:
         gene_names.read_gene_list(gene_list_file)
         listed = sha256_of(gene_list_file)
-    digests = pool.run(digest_of, list(inputs.values()), lambda _: None)
+    source = SourceOptions.of(options)
+    digests = pool.run(partial(digest_of, source), list(inputs.values()), lambda _: None)
     return {
         "name": name,
         "inputs": dict(zip(inputs, digests, strict=True)),
@@ -132,7 +139,8 @@ def _look(
     pool: WorkerPool,
 ) -> tuple[list[Inspection], list[str]]:
     """Inspect all files and fix the gene list, before anything is written."""
-    sizes = {name: size_of(path) for name, path in inputs.items()}
+    source = SourceOptions.of(options)
+    sizes = {name: size_of(source, path) for name, path in inputs.items()}
     tasks = [
         InspectionTask(
             path=path.resolve(),
@@ -143,11 +151,15 @@ def _look(
             position_is_3d=options.position_is_3d,
             cell_type_key=options.cell_type_key,
             max_cells=options.max_cells_per_file,
+            options=source,
         )
         for name, path in inputs.items()
     ]
     with track("stage 1, inspection", len(tasks), "files") as advance:
         inspections = pool.run(inspected_in_subprocess, tasks, lambda _: advance(1))
+    for inspection in inspections:
+        for note in inspection.notes:
+            logger.info("%s: %s", inspection.path, note)
     _check_cell_types(options, inspections)
     _point_out_generated(inspections)
     genes = gene_names.union_of(inspection.genes for inspection in inspections)
@@ -221,7 +233,7 @@ def chunk_tasks(
             cell_types=types,
         )
         transpose = TransposeTask(inspection, folder, f"file-{number:05d}")
-        if inspection.kind == "csc":
+        if not inspection.has_rows:
             transposes.append(transpose)
         firsts = np.cumsum(inspection.chunk_counts, axis=0) - inspection.chunk_counts
         slices = range(first_slice, first_slice + len(inspection.slices))
@@ -238,7 +250,7 @@ def chunk_tasks(
                     first_slice=first_slice,
                     first_rows=firsts[chunk],
                     z=z,
-                    transposed=transpose.chunk_path(chunk) if inspection.kind == "csc" else None,
+                    transposed=transpose.chunk_path(chunk) if not inspection.has_rows else None,
                 )
             )
         first_slice += len(inspection.slices)
@@ -269,7 +281,7 @@ def unique_slice_names(inspections: list[Inspection]) -> list[str]:
             gene_names.shown(clashing),
         )
     return [
-        f"{Path(inspection.name).with_suffix('').as_posix()}:{name}" if uses[name] > 1 else name
+        f"{slice_name(inspection.name)}:{name}" if uses[name] > 1 else name
         for inspection in inspections
         for name in inspection.slices
     ]

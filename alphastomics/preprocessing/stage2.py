@@ -19,7 +19,7 @@ from alphastomics.io.progress import track
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge
 from alphastomics.preprocessing.frames import frame_notes, slice_extents
-from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY
+from alphastomics.preprocessing.matrix import BYTES_PER_ENTRY
 from alphastomics.preprocessing.normalize import Moments, merged
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.plan import PlanRequest, ShufflePlan

@@ -24,9 +24,10 @@ import numpy as np
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_text_name
-from alphastomics.preprocessing.anndata_file import opened, walk
+from alphastomics.preprocessing.cell_source import CellSource, SourceOptions
+from alphastomics.preprocessing.formats.registry import files_of, opened_source
 from alphastomics.preprocessing.inspection import Inspection, InspectionTask, inspect_file, size_of
-from alphastomics.preprocessing.self_contained import require_self_contained
+from alphastomics.preprocessing.self_contained import require_sound
 
 PATIENCE_SECONDS = 30.0
 BYTES_PER_SECOND = 5e6  # slower than any disk that one would preprocess from
@@ -109,12 +110,13 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
     """Do what was asked for; say how it went, and the result or the words of the error."""
     path = Path(task.pop("path"))
     try:
-        with opened(path) as root:
-            require_self_contained(path, root)
-            if act == "walk":
-                walk(path, root)
-                return "done", None
-            inspection = inspect_file(InspectionTask(path=path, **task), root)
+        options = SourceOptions(**task.pop("options"))
+        for file in files_of(path, options):
+            require_sound(file, walked=act == "walk")
+        if act == "walk":
+            return "done", None
+        with opened_source(path, options) as source:
+            inspection = inspect_file(InspectionTask(path=path, options=options, **task), source)
     except InputError as error:
         return "refused", str(error)
     except OSError as error:
@@ -125,6 +127,7 @@ def answer_to(act: str, task: dict[str, Any]) -> tuple[str, Any]:
         **vars(inspection),
         "path": str(path),
         "chunk_counts": inspection.chunk_counts.tolist(),
+        "options": asdict(inspection.options),
     }
     return "done", plain
 
@@ -138,14 +141,16 @@ def inspected_in_subprocess(task: InspectionTask) -> Inspection:
     asked = {**asdict(task), "path": str(task.path)}
     answer = READER.ask("inspect", task.path, task.bytes, asked)
     counts = np.array(answer["chunk_counts"], dtype=np.int64)
-    return Inspection(**{**answer, "path": task.path, "chunk_counts": counts})
+    kept = {"path": task.path, "chunk_counts": counts, "options": task.options}
+    return Inspection(**{**answer, **kept})
 
 
 @contextmanager
-def in_subprocess(path: Path) -> Iterator[Any]:
-    """Open the root group of an AnnData file, after the child has walked through it."""
+def in_subprocess(path: Path, options: SourceOptions) -> Iterator[CellSource]:
+    """Open an input, after the child has walked through its files."""
     require_text_name(Path(path.name))
     if path.exists():
-        READER.ask("walk", path, size_of(path), {"path": str(path.resolve())})
-    with opened(path) as root:
-        yield root
+        asked = {"path": str(path.resolve()), "options": asdict(options)}
+        READER.ask("walk", path, size_of(options, path), asked)
+    with opened_source(path, options) as source:
+        yield source

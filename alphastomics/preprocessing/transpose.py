@@ -1,12 +1,11 @@
-"""A column-wise X (CSC) converted into chunks of rows, with memory for a chunk only.
+"""Counts without ranges of rows (CSC, CSV) converted into chunks of rows, with bounded memory.
 
-Columns are read in blocks; the entries of a block are dealt out to one file per chunk of rows. So
-the matrix is read once, where picking rows out of columns would read it once per chunk.
+The matrix is read in pieces; the entries of a piece are dealt out to one file per chunk of rows. So
+it is read once, where picking the rows of a chunk would read it once per chunk.
 """
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,8 @@ import pyarrow as pa
 from scipy.sparse import coo_array, csr_array
 
 from alphastomics.io.files import hashing
-from alphastomics.preprocessing.anndata_file import (
-    Expression,
-    opened,
-    reading,
-    require_finite_values,
-)
-from alphastomics.preprocessing.inspection import BYTES_PER_ENTRY, Inspection
-from alphastomics.preprocessing.parts import WORK_BYTES
+from alphastomics.preprocessing.formats.registry import opened_source
+from alphastomics.preprocessing.inspection import Inspection
 from alphastomics.preprocessing.resume import is_file_of, load_marker, write_marker
 
 MOST_OPEN_FILES = 128
@@ -30,7 +23,7 @@ SCHEMA = pa.schema({"row": pa.int32(), "column": pa.int32(), "value": pa.float32
 
 @dataclass(frozen=True)
 class TransposeTask:
-    """A CSC file, and the folder and prefix of the row chunks to write."""
+    """A file without ranges of rows, and the folder and prefix of the row chunks to write."""
 
     inspection: Inspection
     folder: Path
@@ -42,14 +35,14 @@ class TransposeTask:
 
 
 def transpose(task: TransposeTask) -> None:
-    """Write the entries of a CSC file by chunks of rows, unless that is done."""
+    """Write the entries of a file by chunks of rows, unless that is done."""
     done = task.folder / f"{task.prefix}.rows.json"
     chunks = task.inspection.chunks()
     paths = [task.chunk_path(number) for number in range(len(chunks))]
     marker = load_marker(done)
     if marker is not None and all(map(is_file_of, paths, marker["sha256"])):
         return
-    # A process may have so many files open at once; the columns are read once for each group.
+    # A process may have so many files open at once; the matrix is read once for each group.
     digests: list[str] = []
     for start in range(0, len(chunks), MOST_OPEN_FILES):
         group = slice(start, start + MOST_OPEN_FILES)
@@ -73,30 +66,23 @@ def _deal_out(
     writers: list[pa.ipc.RecordBatchFileWriter],
     chunks: list[tuple[int, int]],
 ) -> None:
-    """Append each block's entries to the file of the rows that they belong to."""
-    with opened(inspection.path) as root:
-        expression = Expression(inspection.path, root, inspection.cells, len(inspection.genes))
-        for start, stop in _column_blocks(expression):
-            block = expression.lines(start, stop, inspection.cells)  # columns as lines
-            require_finite_values(inspection.path, block, start)
-            by_row = block.T.tocsr()
-            for writer, (first, last) in zip(writers, chunks, strict=True):
-                piece = by_row[first:last].tocoo()
-                row, column = piece.coords
-                entries = [row.astype(np.int32), (column + start).astype(np.int32), piece.data]
-                writer.write_batch(
-                    pa.RecordBatch.from_arrays([pa.array(part) for part in entries], schema=SCHEMA)
-                )
-
-
-def _column_blocks(expression: Expression) -> list[tuple[int, int]]:
-    """Cut the columns into blocks of about equal numbers of entries."""
-    with reading(expression.path, "X/indptr"):
-        pointers = np.asarray(expression.element["indptr"][...]).astype(np.int64)
-    per_block = WORK_BYTES // (2 * BYTES_PER_ENTRY)
-    cuts = np.searchsorted(pointers, np.arange(per_block, pointers[-1], per_block))
-    edges = np.unique(np.concatenate([[0], cuts, [expression.genes]])).tolist()
-    return list(pairwise(edges))
+    """Append each piece's entries to the file of the rows that they belong to."""
+    starts = [start for start, _ in chunks]
+    edges = np.array([*starts, chunks[-1][1]])
+    with opened_source(inspection.path, inspection.options) as source:
+        for piece in source.expression.pieces():
+            row, column = piece.coords
+            order = np.argsort(row, kind="stable")
+            row, column, value = row[order], column[order], piece.data[order]
+            cuts = np.searchsorted(row, edges)
+            for writer, start, cut, end in zip(writers, starts, cuts[:-1], cuts[1:], strict=True):
+                if cut < end:
+                    entries = [row[cut:end] - start, column[cut:end], value[cut:end]]
+                    arrays = [
+                        pa.array(part).cast(kind)
+                        for part, kind in zip(entries, SCHEMA.types, strict=True)
+                    ]
+                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
 
 
 def read_chunk_rows(path: Path, cells: int, genes: int) -> csr_array:

@@ -13,6 +13,7 @@ from sklearn.decomposition import PCA
 
 from alphastomics.generation.cells import InputCells
 from alphastomics.preprocessing.anndata_file import SUFFIXES, Frame, is_group
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.report.findings import ObsColumn
 
@@ -83,8 +84,10 @@ def obs_columns(path: Path, num_cells: int) -> list[ObsColumn]:
     if path.suffix not in SUFFIXES:
         return []
     columns: list[ObsColumn] = []
-    with in_subprocess(path) as root:
-        obs = Frame(path, root, "obs")
+    with in_subprocess(path, SourceOptions()) as source:
+        obs = source.obs
+        if not isinstance(obs, Frame):
+            return []
         for name in obs.columns:
             element = obs.group[name]
             column = None

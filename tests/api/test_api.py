@@ -19,6 +19,7 @@ from alphastomics.api.notebook import score_frame
 from alphastomics.errors import InputError
 from alphastomics.main import main
 from tests.api.conftest import TINY
+from tests.vendor_folders import some_cells, write_xenium
 
 
 def run(*words: object) -> None:
@@ -344,3 +345,22 @@ def test_training_in_a_notebook_warns_of_nothing_that_is_not_the_users(slices, t
         warnings.simplefilter("always")
         AlphaSTomics(slices, TINY, folder=tmp_path).train(max_epochs=1)
     assert [str(warning.message) for warning in heard] == []
+
+
+def test_a_folder_of_an_instrument_is_trained_on_as_its_cells_are(tmp_path):
+    cells = some_cells(60, 8)
+    folder = write_xenium(tmp_path / "run", cells)
+    obs = pd.DataFrame(index=cells.names)
+    plain = anndata.AnnData(cells.counts, obs=obs, var=pd.DataFrame(index=cells.genes))
+    plain.obsm["spatial"] = cells.position
+    plain.layers["counts"] = plain.X.copy()
+    plain.X = plain.X * 0.5  # the layer of counts comes first, as in the commands
+    data = {"preprocessing": {"train_ratio": 0.8, "val_ratio": 0.1}, "loading": {"num_workers": 0}}
+    settings = {**TINY, "data": data}
+    by_path, in_memory = (AlphaSTomics(given, settings).train(1) for given in (folder, plain))
+    query = anndata.AnnData(cells.counts, obs=obs, var=plain.var)
+    np.testing.assert_array_equal(
+        by_path.predict_positions(query.copy()), in_memory.predict_positions(query.copy())
+    )
+    with pytest.raises(InputError, match="no such file"):
+        AlphaSTomics(str(tmp_path / "nowhere.h5ad"))

@@ -111,8 +111,10 @@ def test_a_choice_that_is_not_there_is_refused(choice, words, slices):
 def test_data_that_cannot_be_trained_on_is_refused(slices):
     with pytest.raises(InputError, match="list is empty"):
         AlphaSTomics([])
-    with pytest.raises(InputError, match=r"adata\[1\]: expected an AnnData"):
+    with pytest.raises(InputError, match=r"slice_1\.h5ad: no such file"):
         AlphaSTomics([slices[0], "slice_1.h5ad"])
+    with pytest.raises(InputError, match=r"adata\[1\]: expected an AnnData"):
+        AlphaSTomics([slices[0], None])
     deep = slices[1].copy()
     deep.obsm["spatial"] = np.zeros((90, 3))
     with pytest.raises(InputError, match="2D and in 3D do not mix"):

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata
-import h5py
 import numpy as np
-import pandas as pd
 import torch
 import yaml
 
@@ -15,6 +13,7 @@ from alphastomics.attn_model.model import Model
 from alphastomics.config import LayerConfig, SimulationConfig
 from alphastomics.main import main
 from alphastomics.simulate import write_tissue
+from tests.vendor_folders import some_cells, write_merscope, write_xenium
 
 GENES, CELLS = 24, 150
 # What the pages leave at the defaults, which are for a GPU, or for an hour.
@@ -73,39 +72,10 @@ def write_cells(folder: Path) -> None:
 
 
 def write_vendors_files(folder: Path) -> None:
-    """Files as Xenium, Vizgen and Visium HD write them."""
-    names = [f"cell-{number}" for number in range(CELLS)]
-    places = np.random.default_rng(0).uniform(0, 100, (CELLS, 2))
-    write_10x(folder / "cell_feature_matrix.h5", names)
-    centroids = pd.DataFrame(places, columns=["x_centroid", "y_centroid"])
-    centroids.assign(cell_id=names).to_parquet(folder / "cells.parquet")
-    counts = pd.DataFrame(1, index=names, columns=["Sox2", "Pax6", "Blank-1"])
-    counts.to_csv(folder / "cell_by_gene.csv")
-    centres = pd.DataFrame(places, index=names, columns=["center_x", "center_y"])
-    centres.to_csv(folder / "cell_metadata.csv")
-    bins = folder / "binned_outputs" / "square_008um"
-    (bins / "spatial").mkdir(parents=True)
-    write_10x(bins / "filtered_feature_bc_matrix.h5", names)
-    arrays = pd.DataFrame(
-        np.arange(2 * CELLS).reshape(CELLS, 2), columns=["array_col", "array_row"]
-    )
-    arrays.assign(barcode=names).to_parquet(bins / "spatial" / "tissue_positions.parquet")
-
-
-def write_10x(path: Path, barcodes: list[str]) -> None:
-    """One count of one gene in every cell, in the layout of 10x's third version."""
-    with h5py.File(path, "w") as file:
-        matrix = file.create_group("matrix")
-        matrix["barcodes"] = np.array(barcodes, dtype="S")
-        matrix["data"] = np.ones(len(barcodes), np.int32)
-        matrix["indices"] = np.zeros(len(barcodes), np.int64)
-        matrix["indptr"] = np.arange(len(barcodes) + 1)
-        matrix["shape"] = np.array([2, len(barcodes)], np.int32)
-        features = matrix.create_group("features")
-        features["id"] = np.array(["ENSG1", "ENSG2"], dtype="S")
-        features["name"] = np.array(["Sox2", "Pax6"], dtype="S")
-        features["feature_type"] = np.array(["Gene Expression"] * 2, dtype="S")
-        features["genome"] = np.array(["mm10"] * 2, dtype="S")
+    """Folders as instruments write them."""
+    write_xenium(folder / "xenium_run", some_cells())
+    write_merscope(folder / "runs/left", some_cells())
+    write_merscope(folder / "runs/right", some_cells(seed=1))
 
 
 def names_for(page: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from alphastomics.errors import InputError
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.inspection import find_inputs
 from tests.faults.conftest import Tiny
 from tests.faults.door import MISTAKE, done, refused, require_no_accident
@@ -45,7 +46,7 @@ def test_slices_in_linked_folders_and_in_capitals_are_read(tiny: Tiny, tmp_path)
     (folder / "linked").symlink_to(elsewhere)
     (folder / "sub/loop").symlink_to(folder)
     (folder / "again").symlink_to(elsewhere)
-    assert list(find_inputs(folder)) == ["LOUD.H5AD", "again/far.h5ad"]
+    assert list(find_inputs(folder, SourceOptions())) == ["LOUD.H5AD", "again/far.h5ad"]
 
 
 def test_capitals_preprocess_like_any_slice(tiny: Tiny, door, work):

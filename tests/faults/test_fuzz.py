@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alphastomics.config import Config
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import read_h5ad
+from alphastomics.generation.cells import read_query
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.schema import Metadata, parse_metadata
 from alphastomics.preprocessing.shard_reader import ShardReader
@@ -72,7 +72,7 @@ def test_an_h5ad_reader_refuses_or_reads(examples, tiny, tmp_path):
         path.write_bytes(edited(content, edits, length))
         try:
             with alarm(PATIENCE_SECONDS):
-                cells = read_h5ad(path, genes, NORMALIZATION, Config())
+                cells = read_query(path, genes, NORMALIZATION, Config())
         except InputError as error:
             one_line(error, path)
         else:

@@ -48,7 +48,7 @@ def bad_inputs(workspace: Path, folder: Path) -> dict[str, tuple[Path, str]]:
         "code": (folder / "evil.pt", "not a file of tensors"),
         "wrong genes": (folder / "narrow.pt", "has shape"),
         "not HDF5": (folder / "empty.h5ad", "not an HDF5 file"),
-        "another format": (folder / "text.csv", "expected a .h5ad or .pt"),
+        "another format": (folder / "text.csv", "the table cannot be read"),
         "missing": (folder / "none.h5ad", "no such file"),
     }
 

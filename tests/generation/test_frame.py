@@ -9,7 +9,7 @@ import pytest
 
 from alphastomics.config import Config, SimulationConfig
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import Blank, InputCells, blank_cells, read_h5ad
+from alphastomics.generation.cells import Blank, InputCells, blank_cells, read_query
 from alphastomics.generation.frame import (
     Landmarks,
     Reference,
@@ -120,7 +120,7 @@ def test_a_reference_of_other_cells_is_met_by_likeness(tmp_path: Path):
     write_tissue(SimulationConfig(cells=1200, slices=1, genes=60), 3, tmp_path, overwrite=False)
     plain = {"log_normalize": True, "scale": True}
     genes = [line.strip() for line in gene_names(tmp_path / "slice_0.h5ad")]
-    whole = read_h5ad(tmp_path / "slice_0.h5ad", genes, plain, Config())
+    whole = read_query(tmp_path / "slice_0.h5ad", genes, plain, Config())
     query, shown = part_of(whole, slice(0, None, 2), "a"), part_of(whole, slice(1, None, 2), "b")
     rotated = generated(query, query.position @ rotation_of(2, mirrored=True).T + [5e3, 0, 0])
     frame = Reference(Path("ref.h5ad"), shown)

@@ -10,7 +10,7 @@ import torch
 
 from alphastomics.config import Config
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import Blank, blank_cells, read_h5ad, read_processed
+from alphastomics.generation.cells import Blank, blank_cells, read_processed, read_query
 from alphastomics.generation.commands import load_for_use, sample
 from alphastomics.generation.commands import test as score
 from alphastomics.generation.estimators import mean_and_sample
@@ -45,7 +45,7 @@ def test_a_file_is_read_as_preprocessing_reads_it(workspace: Path):
         for part in parts
         for position, values in zip(part.position.tolist(), part.expression, strict=True)
     }
-    cells = read_h5ad(workspace / "slices/slice_0.h5ad", genes, module.normalization, SETTINGS)
+    cells = read_query(workspace / "slices/slice_0.h5ad", genes, module.normalization, SETTINGS)
     for position, values in zip(cells.position.tolist(), cells.expression, strict=True):
         np.testing.assert_allclose(values, known[tuple(position)], atol=1e-5)
     assert cells.dims == 2
@@ -251,7 +251,7 @@ def test_a_frame_that_cannot_be_gets_one_line(workspace: Path, tmp_path: Path, c
         ("--landmarks", tmp_path / "few.csv"): "name no cell",
         ("--landmarks", tmp_path / "none.csv"): "no such file",
         ("--reference", tmp_path / "none.h5ad"): "no such file",
-        ("--reference", tmp_path / "few.csv"): "expected an .h5ad",
+        ("--reference", tmp_path / "few.csv"): "no column is of numbers",
     }
     for (flag, path), words in flags.items():
         arguments = ["--checkpoint", checkpoint(workspace), "--input_data", workspace / "processed"]
@@ -367,7 +367,7 @@ def test_test_prints_a_table_and_keeps_a_named_output(workspace: Path, tmp_path:
 
 def test_a_file_alone_is_scored_against_its_other_half(workspace: Path):
     module, genes = load_for_use(checkpoint(workspace))
-    cells = read_h5ad(workspace / "slices/slice_0.h5ad", genes, module.normalization, Config())
+    cells = read_query(workspace / "slices/slice_0.h5ad", genes, module.normalization, Config())
     scores = joint_scores(generate(module, cells, "joint", QUICK, 0), cells, None, 0)
     assert set(scores) == {"alphastomics", "real, other half", "shuffled", "genes shuffled"}
 

@@ -65,9 +65,15 @@ def test_positions_with_one_or_four_columns(tmp_path, columns, is_3d):
 
 def test_two_and_three_dimensions_are_not_mistaken_for_each_other(tmp_path):
     flat = write(tmp_path / "flat", one=make_slice(dims=2))
+    level = make_slice(dims=3)
+    level.obsm["spatial"][:, 2] = 0  # the same z for all cells is no third dimension
+    levels = write(tmp_path / "level", one=level, two=level)
+    mixed = write(tmp_path / "mixed", one=make_slice(dims=2), two=make_slice(dims=3))
     deep = write(tmp_path / "deep", one=make_slice(dims=3))
     refused(flat, tmp_path / "out", "leave out --position_is_3d", position_is_3d=True)
-    refused(deep, tmp_path / "out", "give --position_is_3d")
+    refused(levels, tmp_path / "out", "give --position_is_3d")
+    refused(mixed, tmp_path / "out", "two.h5ad", "give --position_is_3d")
+    refused(deep, tmp_path / "out", "give --position_is_3d", position_is_3d=False)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])

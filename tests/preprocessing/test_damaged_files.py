@@ -117,7 +117,7 @@ def test_the_child_of_a_parent_that_was_killed_ends_without_a_word():
         stderr=subprocess.PIPE,
     )
     child.stdout.close()
-    child.stdin.write(b'["walk", {"path": "nowhere.h5ad"}]\n')
+    child.stdin.write(b'["walk", {"path": "nowhere.h5ad", "options": {}}]\n')
     child.stdin.close()
     assert child.wait(60) == 0
     assert child.stderr.read() == b""
@@ -131,7 +131,7 @@ def test_the_child_leaves_an_interruption_to_its_parent():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    child.stdin.write(b'["walk", {"path": "nowhere.h5ad"}]\n')
+    child.stdin.write(b'["walk", {"path": "nowhere.h5ad", "options": {}}]\n')
     child.stdin.flush()
     assert b"no such file" in child.stdout.readline()
     child.send_signal(signal.SIGINT)

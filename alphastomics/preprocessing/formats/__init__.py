@@ -1,0 +1,1 @@
+"""Formats of input files, one module each; registry.py lists them."""

@@ -1,0 +1,151 @@
+"""AnnData, as .h5ad or .zarr: an open root group enters, its cells leave, by the usual keys.
+
+Counts come from `layers["counts"]` where they are wanted and there, else from X. Stereo-seq files
+without coordinates in obsm have them as columns x and y of obs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.anndata_file import (
+    RESAVE,
+    SUFFIXES,
+    Frame,
+    Positions,
+    attribute,
+    is_group,
+    opened,
+    read_whole,
+    reading,
+)
+from alphastomics.preprocessing.cell_source import (
+    POSITION_KEY,
+    USUAL_POSITION_KEYS,
+    CellSource,
+    Coordinates,
+    Format,
+    SourceOptions,
+)
+from alphastomics.preprocessing.formats.columns import require_finite
+from alphastomics.preprocessing.matrix import Expression
+
+COUNTS_LAYER = "counts"
+# What stereopy writes into uns of the files that it converts.
+STEREOSEQ_MARKS = ("bin_type", "bin_size", "sn")
+
+
+class AnnDataSource(CellSource):
+    """The cells of an open AnnData file, or of a table in a SpatialData store."""
+
+    def __init__(self, path: Path, root: Any, options: SourceOptions) -> None:
+        self.path, self.root, self._options = path, root, options
+        self.obs: Frame = Frame(path, root, "obs")
+        var = Frame(path, root, "var")
+        self.num_cells = len(self.obs)
+        self.genes = tuple(var.names(0, len(var)).to_pylist())
+        with reading(path, "uns"):
+            has_uns = "uns" in root and is_group(root["uns"])
+            self._uns = set(root["uns"]) if has_uns else set()
+            self.has_log1p = "log1p" in self._uns and not self._takes_layer
+            self.is_generated = "uns/alphastomics/mode" in root
+        if self._takes_layer:
+            self.notes += (f"counts are taken from layers[{COUNTS_LAYER!r}]",)
+        if self._columns_are_positions:
+            self.notes += ("positions are taken from obs['x'] and obs['y']",)
+
+    @cached_property
+    def _takes_layer(self) -> bool:
+        with reading(self.path, "layers"):
+            there = "layers" in self.root and COUNTS_LAYER in self.root["layers"]
+        return self._options.takes_counts and there
+
+    @cached_property
+    def expression(self) -> Expression:
+        """Open the counts."""
+        name = f"layers/{COUNTS_LAYER}" if self._takes_layer else "X"
+        return Expression(self.path, self.root, self.num_cells, len(self.genes), name)
+
+    @cached_property
+    def _keys_of_obsm(self) -> list[str]:
+        with reading(self.path, "obsm"):
+            if "obsm" in self.root and not is_group(self.root["obsm"]):
+                raise InputError(f"{self.path}: obsm is no group: {RESAVE}")
+            return sorted(self.root["obsm"]) if "obsm" in self.root else []
+
+    @cached_property
+    def _columns_are_positions(self) -> bool:
+        if not {"x", "y"} <= set(self.obs.columns):
+            return False
+        is_stereoseq = bool(self._uns & set(STEREOSEQ_MARKS))
+        asked = self._options.format == STEREOSEQ.name
+        missing = not set(USUAL_POSITION_KEYS) & set(self._keys_of_obsm)
+        return missing and (asked or is_stereoseq)
+
+    @property
+    def position_keys(self) -> list[str]:
+        """List the keys of obsm, and that of columns of obs where these are the coordinates."""
+        return [*self._keys_of_obsm, *([POSITION_KEY] if self._columns_are_positions else [])]
+
+    def positions(self, key: str) -> Coordinates:
+        """Open obsm[key]."""
+        if self._columns_are_positions and key == POSITION_KEY:
+            return ObsCoordinates(self.obs)
+        return Positions(self.path, self.root, key, self.num_cells)
+
+    def to_anndata(self) -> Any:
+        """Read the whole file as it is."""
+        return read_whole(self.path)
+
+
+class ObsCoordinates:
+    """Coordinates that are columns x and y of obs."""
+
+    field = "obs[['x', 'y']]"
+    columns = 2
+
+    def __init__(self, obs: Frame) -> None:
+        self.obs, self.cells = obs, len(obs)
+
+    def rows(self, start: int, stop: int) -> Float64[np.ndarray, "N 2"]:
+        """Read the coordinates of some rows."""
+        with reading(self.obs.path, self.field):
+            elements = [self.obs.group[name] for name in ("x", "y")]
+            if any(is_group(part) or attribute(part, "categories") for part in elements):
+                raise InputError(f"{self.obs.path}: {self.field} are no plain columns of numbers")
+            values = np.stack([part[start:stop] for part in elements], axis=1).astype(np.float64)
+        return require_finite(self.obs.path, self.field, values, start)
+
+
+@contextmanager
+def opened_h5ad(path: Path, options: SourceOptions) -> Iterator[CellSource]:
+    """Open an AnnData file or store."""
+    with opened(path) as root:
+        yield AnnDataSource(path, root, options)
+
+
+def _is_anndata(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+FORMAT = Format(
+    name="h5ad",
+    content="AnnData in an .h5ad file or a .zarr store",
+    recognises=_is_anndata,
+    files=lambda path, _: [path],
+    opened=opened_h5ad,
+)
+# The content shows it, too, once the file is open: FORMAT is asked first.
+STEREOSEQ = Format(
+    name="stereoseq",
+    content="an .h5ad file with columns x and y in obs",
+    recognises=_is_anndata,
+    files=lambda path, _: [path],
+    opened=opened_h5ad,
+)

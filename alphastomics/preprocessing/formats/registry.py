@@ -1,0 +1,93 @@
+"""Every input format: a path enters; its format, its files or its open cells leave.
+
+To add a format, write a module with a `FORMAT` and name it in `_FORMATS`; its name stands in
+`InputFormat` in config/data.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, overload
+
+from alphastomics.config.data import InputFormat
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.anndata_file import SUFFIXES
+from alphastomics.preprocessing.cell_source import CellSource, Format, SourceOptions
+from alphastomics.preprocessing.formats import (
+    cosmx,
+    h5ad,
+    merscope,
+    spatialdata,
+    table,
+    tenx,
+    visium_hd,
+    xenium,
+)
+
+# In the order in which they are asked: the more telling content first.
+_FORMATS = (
+    spatialdata.FORMAT,
+    h5ad.FORMAT,
+    h5ad.STEREOSEQ,
+    xenium.FORMAT,
+    merscope.FORMAT,
+    cosmx.FORMAT,
+    visium_hd.FORMAT,
+    tenx.FORMAT,
+    table.FORMAT,
+)
+FORMATS: dict[InputFormat, Format] = {form.name: form for form in _FORMATS}
+
+
+@overload
+def format_of(path: Path, options: SourceOptions) -> InputFormat: ...
+@overload
+def format_of(
+    path: Path, options: SourceOptions, *, missing_ok: Literal[True]
+) -> InputFormat | None: ...
+def format_of(
+    path: Path, options: SourceOptions, *, missing_ok: bool = False
+) -> InputFormat | None:
+    """Return the format that was asked for, or the one that the content shows.
+
+    What is of none is refused, or None with `missing_ok`.
+    """
+    if options.format is not None and not missing_ok:
+        return options.format
+    for name, form in FORMATS.items():
+        if form.recognises(path):
+            return name
+    if missing_ok:
+        return None
+    kind = "folder" if path.is_dir() else "file"
+    known = "; ".join(f"{form.name}: {form.content}" for form in FORMATS.values())
+    raise InputError(f"{path}: is a {kind} of no known format: check the path (known: {known})")
+
+
+def is_input(path: Path, options: SourceOptions) -> bool:
+    """Tell whether a search of --input_dir takes a path as an input, of the format asked for."""
+    if options.format is not None:
+        return FORMATS[options.format].recognises(path)
+    name = format_of(path, options, missing_ok=True)
+    if name is None or not FORMATS[name].is_searched:
+        return False
+    # Files of AnnData come first: what an instrument wrote may lie beside them.
+    is_container = path.suffix.lower() in SUFFIXES
+    return is_container or not any(entry.suffix.lower() in SUFFIXES for entry in path.iterdir())
+
+
+def is_cell_folder(path: Path) -> bool:
+    """Tell a folder or store of cells, in any format, from a processed folder."""
+    return path.is_dir() and format_of(path, SourceOptions(), missing_ok=True) is not None
+
+
+def files_of(path: Path, options: SourceOptions) -> list[Path]:
+    """List the files that are read of an input; a missing one is refused."""
+    return FORMATS[format_of(path, options)].files(path, options)
+
+
+@contextmanager
+def opened_source(path: Path, options: SourceOptions) -> Iterator[CellSource]:
+    """Open an input of any format."""
+    with FORMATS[format_of(path, options)].opened(path, options) as source:
+        yield source
