@@ -10,7 +10,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +23,16 @@ from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
+from alphastomics.generation.baselines import Predictor
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
 from alphastomics.generation.commands import load_for_use
-from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.evaluate import evaluate, position_baselines_ahead
 from alphastomics.io.files import write_text
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.resume import write_marker
 from alphastomics.preprocessing.schema import Metadata
+from alphastomics.utils.ahead import Ahead
 
 logger = logging.getLogger(__name__)
 
@@ -151,9 +153,19 @@ def held_out_run(
     if request.resume is None:  # another run is refused before any work is done
         folder.require_free(None, resume=False, overwrite=request.overwrite)
         inner = request._replace(overwrite=True)
+    jury = baselines = None
+    # Beside a GPU there are cores to spare; baselines need the cells alone, if these are few.
+    if plan.refit and plan.device.kind == "gpu":
+        jury = read_jury(config, metadata, plan.holdout)
+    if jury is not None:
+        seed = config.seed.global_seed
+        baselines = position_baselines_ahead(jury.cells, jury.known, seed, VERDICT_TREE_CELLS)
     summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
+    jury = read_jury(config, metadata, plan.holdout) if jury is None else jury
     epochs = chosen_epochs(summary, plan.config.training.max_epochs)
-    scores = judge(config, metadata, plan.holdout, Path(summary["best_checkpoint"]))
+    scores = {}
+    if jury is not None:
+        scores = judge(config, jury, Path(summary["best_checkpoint"]), baselines)
     sentences = [verdict.sentence for verdict in verdicts(scores)] or [TOO_FEW]
     verdict = {
         "held_out": plan.holdout.describe(),
@@ -174,23 +186,42 @@ def chosen_epochs(summary: dict[str, Any], planned: int) -> int:
     return max(round(planned * best / steps), 1)
 
 
-def judge(
-    config: Config, metadata: Metadata, holdout: Holdout, checkpoint: Path
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Score a model on what was held out, beside the baselines, all fitted to the rest."""
-    module, genes = load_for_use(checkpoint)
-    cells = read_processed(Path(config.data.processed_data_dir), genes, "train")
+class Jury(NamedTuple):
+    """Cells that judge a model, and those it knows."""
+
+    cells: InputCells
+    known: InputCells
+
+
+def read_jury(config: Config, metadata: Metadata, holdout: Holdout) -> Jury | None:
+    """Read the training cells; None where too few are held out to judge a model."""
+    folder = Path(config.data.processed_data_dir)
+    cells = read_processed(folder, metadata.genes, "train")
     assert cells.position is not None
     names = [record.name for record in metadata.slices]
     numbers = np.array([names.index(name) for name in cells.slice_names])
     held = holdout.mask(numbers[cells.slice_id], cells.position)
     judged = judged_rows(cells, held, config.seed.global_seed)
     if not len(judged):
-        return {}
+        return None
+    return Jury(some_cells(cells, judged), some_cells(cells, np.flatnonzero(~held)))
+
+
+def judge(
+    config: Config, jury: Jury, checkpoint: Path, baselines: Ahead[dict[str, Predictor]] | None
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Score a model on what was held out, beside the baselines, all fitted to the rest."""
+    module, _ = load_for_use(checkpoint)
     settings = config.sampling.model_copy(update={"num_steps": 10, "num_samples": 2})
-    known = some_cells(cells, np.flatnonzero(~held))
-    seed = config.seed.global_seed
-    return evaluate(module, some_cells(cells, judged), known, settings, seed, VERDICT_TREE_CELLS)
+    return evaluate(
+        module,
+        jury.cells,
+        jury.known,
+        settings,
+        config.seed.global_seed,
+        VERDICT_TREE_CELLS,
+        baselines=baselines,
+    )
 
 
 def judged_rows(cells: InputCells, held: np.ndarray, seed: int) -> np.ndarray:

@@ -6,8 +6,9 @@ DATA is a folder with the slices as h5ad files, anywhere below it. Each line of 
 slices, test slices and what the user would say (a common frame, 3D). A set with one slice hides a
 random fifth of its cells. Every (set, seed) is a process of its own; rows are shuffled first.
 
-Trees take as long as the training and no GPU: `--part model` leaves them out, `--part baselines`
-trains the model for one update and keeps the baselines alone.
+Regressors take as long as the training and no GPU: `--part model` leaves them out (the verdict's
+too, which change no model), `--part baselines` trains the model for one update and keeps the
+baselines alone.
 """
 
 import argparse
@@ -25,8 +26,9 @@ import anndata
 import numpy as np
 import torch
 
-from alphastomics import AlphaSTomics, __version__
+from alphastomics import AlphaSTomics, __version__, fit
 from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
+from alphastomics.generation import baselines
 from alphastomics.generation.baselines import TREE_CELLS
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.training_cells import training_cells
@@ -90,7 +92,9 @@ def run_one(folder: Path, name: str, seed: int, part: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
     if part == "baselines":
         settings |= {"max_epochs": 1, "position_head_updates": 1}
-    tree_cells = FEWEST_TREE_CELLS if part == "model" else TREE_CELLS
+    tree_cells = TREE_CELLS
+    if part == "model":
+        tree_cells = fit.VERDICT_TREE_CELLS = baselines.REGRESSION_CELLS = FEWEST_TREE_CELLS
     model = AlphaSTomics(train, seed=seed, **settings)
     begun = time.perf_counter()
     model.train()
@@ -115,7 +119,7 @@ def run_one(folder: Path, name: str, seed: int, part: str) -> dict[str, Any]:
 def is_of(part: str, method: str) -> bool:
     """Say whether a method belongs to what was asked for."""
     if part == "model":
-        return not method.startswith("ExtraTrees")
+        return method not in (*baselines.REGRESSORS, baselines.SMOOTHED_TREES)
     return method not in (MODEL, MODEL_SAMPLE)
 
 

@@ -46,7 +46,7 @@ MANY_GENES = 2_000
 # Cells that take more memory than this are read as they are needed.
 STREAMED_BYTES = 32e9
 # Seconds of one update: a share that does not depend on the network, and FLOPs in a second.
-SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.06, 2.0e13)}
+SPEED = {"cpu": (0.02, 1.2e10), "gpu": (0.008, 2.0e13)}
 # Of the position head: updates grow with the cells up to those of a slice, then with their root.
 HEAD_UPDATES, HEAD_UPDATES_PER_CELL, CELLS_OF_HEAD_UPDATES = 4_000, 4, 10_000
 LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
@@ -54,7 +54,7 @@ LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
 # weights but for those of genes; cells of each in an update.
 HEAD_PLAIN, HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 2, 2, 4, 256, 128
 HEAD_INNER = {"plain": HEAD_WIDTH**2, "normalized": 8 * HEAD_WIDTH**2}
-HEAD_SECONDS = {"cpu": 0.015, "gpu": 0.005}  # of one update, beside its arithmetic
+HEAD_SECONDS = {"cpu": 0.015, "gpu": 0.001}  # of one update, beside its arithmetic
 # Of one of two fits on a CPU: a few cells are not worth as long as many.
 CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, MOST_CPU_HEAD_SECONDS = 30, 0.007, 100
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards

@@ -44,6 +44,7 @@ from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import Generated, generate
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS, Task, tasks_of
+from alphastomics.utils.ahead import Ahead
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ def evaluate(
     what: str = "the input",
     modes: Collection[Mode] | None = None,
     kept: dict[Mode, Generated] | None = None,
+    baselines: Ahead[dict[str, Predictor]] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
@@ -88,6 +90,8 @@ def evaluate(
         The tasks to score; None: all that the checkpoint can.
     kept
         Filled with what was generated, where every slice was scored: the report shows it.
+    baselines
+        What `position_baselines_ahead` returned for these cells, where it was called.
     """
     if cells.position is None:
         raise InputError(f"{what}: has no coordinates to compare with")
@@ -98,7 +102,9 @@ def evaluate(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for task in tasks:
         if task is EXPR_TO_POS:
-            scored_task = score_positions(module, cells, known, settings, seed, tree_cells)
+            fit = partial(position_baselines, cells, known, seed, tree_cells)
+            others = fit if baselines is None else baselines.result
+            scored_task = score_positions(module, cells, settings, seed, others)
         elif task is POS_TO_EXPR:
             scored_task = score_expression(module, cells, known, settings, seed)
         else:
@@ -108,6 +114,18 @@ def evaluate(
         if kept is not None and len(cells.slice_names) == num_slices:
             kept[task.name] = scored_task.generated
     return scores
+
+
+def position_baselines_ahead(
+    cells: InputCells, known: InputCells, seed: int, tree_cells: int
+) -> Ahead[dict[str, Predictor]]:
+    """Begin to fit the baselines of positions: they do not need the model."""
+
+    def fit() -> dict[str, Predictor]:
+        scored_cells = with_enough_cells(cells, NEIGHBOURS + 1, "the held-out cells")
+        return position_baselines(*centred(scored_cells, known), seed, tree_cells)
+
+    return Ahead(fit)
 
 
 def requested_tasks(
@@ -127,17 +145,16 @@ def requested_tasks(
 def score_positions(
     module: AlphaSTomicsModule,
     cells: InputCells,
-    known: InputCells | None,
     settings: SamplingConfig,
     seed: int,
-    tree_cells: int,
+    baselines: Callable[[], dict[str, Predictor]],
 ) -> ScoredTask:
     """Predict positions from expression, and score them beside the baselines."""
     generated = mean_and_sample(module, cells, EXPR_TO_POS.name, settings, seed)
     methods = {
         MODEL: generated.estimate.position.__getitem__,
         MODEL_SAMPLE: generated.sample.position.__getitem__,
-        **position_baselines(cells, known, seed, tree_cells),
+        **baselines(),
     }
     table = scored(cells, methods, position_scores_of)
     table[MODEL] |= over_slices(cells, lambda rows: position_calibration(cells, rows, generated))
