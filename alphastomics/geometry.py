@@ -32,11 +32,13 @@ def best_rotation(
         Allow mirror images.
     """
     # In float64: near-planar tissues have a singular value near 0, whose sign decides the rotation.
-    u, _, vt = torch.linalg.svd(target.double().mT @ source.double())
+    # On the host: a GPU takes 9 ms for a few 3 x 3 matrices, and makes the host wait as well.
+    product = target.double().mT @ source.double()
+    u, _, vt = torch.linalg.svd(product.cpu())
     if not reflection:
         last = torch.where(torch.linalg.det(u @ vt) < 0, -1.0, 1.0)[..., None, None]
         u = torch.cat([u[..., :-1], u[..., -1:] * last], dim=-1)
-    return u @ vt
+    return (u @ vt).to(product.device)
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ def two_sample_auc(
     which = np.repeat([0, 1], size)
     shown = PCA(min(COMPONENTS, *both.shape), random_state=seed).fit_transform(both)
     forest = RandomForestClassifier(
-        TREES, oob_score=True, min_samples_leaf=2, random_state=seed, n_jobs=1
+        TREES, oob_score=True, min_samples_leaf=2, random_state=seed, n_jobs=-1
     ).fit(shown, which)
     votes = forest.oob_decision_function_[:, 1]
     return float(roc_auc_score(which, np.nan_to_num(votes, nan=0.5)))
