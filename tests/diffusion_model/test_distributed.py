@@ -234,3 +234,28 @@ def test_what_deepspeed_cannot_do_is_refused(section, values, said, processed, t
     config = tiny_config(processed, tmp_path, **settings)
     with pytest.raises(InputError, match=f"{said}.*, or use --strategy fsdp"):
         choose_strategy(config, Devices("cpu", 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", [{}, {"use_moe": True, "num_experts": 2, "moe_top_k": 1}])
+def test_one_rank_over_nccl_trains_as_one_gpu_alone(processed_in_one_frame, tmp_path, layer):
+    losses = {}
+    for strategy in ("auto", "ddp", "fsdp"):
+        settings = {
+            "distributed": {"strategy": strategy, "devices": 1},
+            "training": {"precision": "bf16"},
+            "TransformerLayer_setting": layer,
+            "logging": {"exp_name": strategy},
+        }
+        path = tmp_path / f"{strategy}.yaml"
+        path.write_text(to_yaml(tiny_config(processed_in_one_frame, tmp_path, **settings)))
+        command = [sys.executable, "-m", "alphastomics", "train", "--config", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        module, _ = load_module(RunFolder(tmp_path / strategy).last)
+        assert all(bool(torch.isfinite(weight).all()) for weight in module.parameters())
+        values = [(step, value) for step, _, name, value in logged(RunFolder(tmp_path / strategy))
+                  if name == "train/loss"]  # fmt: skip
+        losses[strategy] = [float(value) for _, value in values]
+    for strategy in ("ddp", "fsdp"):
+        assert losses[strategy] == pytest.approx(losses["auto"], rel=2e-2), strategy
