@@ -95,12 +95,15 @@ def find_inputs(folder: Path, options: SourceOptions) -> dict[str, Path]:
     """
     if not folder.is_dir():
         said = "is not a folder" if folder.exists() else "there is no such folder"
-        raise InputError(f"{folder}: {said}: --input_dir must name a folder of .h5ad files")
+        raise InputError(
+            f"{folder}: {said}: --input_dir must name a folder of .h5ad files, or one that an "
+            "instrument wrote"
+        )
     if is_input(folder, options):
         inputs = {folder.resolve().name: folder}
     else:
-        found_below = _inputs_below(folder, options)
-        inputs = {path.relative_to(folder).as_posix(): path for path in found_below}
+        paths = _inputs_below(folder, options)
+        inputs = {path.relative_to(folder).as_posix(): path for path in paths}
     if not inputs:
         raise _nothing_in(folder, options)
     for name in (folder.resolve().name, *inputs):
@@ -122,7 +125,7 @@ def require_positions(path: Path, options: SourceOptions) -> None:
 
 def _nothing_in(folder: Path, options: SourceOptions) -> InputError:
     """Say that there is nothing to train on: counts without positions, or another format."""
-    for path in sorted(folder.iterdir()):
+    for path in (folder, *sorted(folder.iterdir())):
         name = format_of(path, options, missing_ok=True)
         if name is not None:
             require_positions(path, options)

@@ -179,6 +179,20 @@ def test_cells_that_only_one_of_two_tables_has_are_refused(tmp_path):
     refused(folder, tmp_path / "out", "cell029-1", "more than once")
 
 
+def test_cells_of_a_xenium_table_without_counts_are_refused(tmp_path):
+    folder = vendors.write_xenium(tmp_path / "run", vendors.some_cells())
+    other = vendors.write_xenium(tmp_path / "other", vendors.some_cells(32))
+    shutil.copy(other / "cells.parquet", folder / "cells.parquet")
+    words = ("cells.parquet", "2 of its 32 cells are not in cell_feature_matrix.h5", "cell031-1")
+    refused(folder, tmp_path / "out", *words)
+
+
+def test_a_column_without_a_name_is_described(tmp_path):
+    folder = vendors.write_merscope(tmp_path / "run", vendors.some_cells())
+    (folder / "cell_by_gene.csv").write_text("a,b\n1,2\n")
+    refused(folder, tmp_path / "out", "cell or EntityID or cell_id or one without a name")
+
+
 def test_a_matrix_of_another_run_is_refused(tmp_path):
     folder = vendors.write_xenium(tmp_path / "run", vendors.some_cells())
     other = vendors.some_cells(name="other")
@@ -235,14 +249,16 @@ def test_a_format_that_is_insisted_on_is_the_only_one_that_is_searched(tmp_path)
     refused(tmp_path / "in/a", tmp_path / "other", "--format xenium", format="xenium")
 
 
-def test_tables_beside_h5ad_files_do_not_hide_them(tmp_path):
+def test_tables_beside_h5ad_files_do_not_hide_them_and_are_named(tmp_path, caplog):
     folder = vendors.write_merscope(tmp_path / "in", vendors.some_cells())
     names = pd.DataFrame(index=["a", "b", "c"])
     data = anndata.AnnData(np.ones((3, 2), np.float32), obs=names)
     data.obsm["spatial"] = np.eye(3, 2)
     data.write_h5ad(folder / "slice.h5ad")
-    run(folder, tmp_path / "out")
+    with caplog.at_level("WARNING"):
+        run(folder, tmp_path / "out")
     assert len(cells_of(tmp_path / "out")) == 3
+    assert "slice.h5ad in it is read, and not the merscope output beside it" in caplog.text
 
 
 def test_every_format_that_can_be_asked_for_has_a_reader():
@@ -276,6 +292,42 @@ def test_training_on_cells_without_positions_says_what_they_are_good_for(tmp_pat
     (tmp_path / "in").mkdir()
     path.rename(tmp_path / "in" / name)
     refused(tmp_path / "in", tmp_path / "out", name, "have no positions", "expr_to_pos")
+
+
+def test_a_folder_of_matrix_market_files_is_told_from_an_unknown_one(tmp_path):
+    folder = vendors.write_mtx(tmp_path / "mtx", vendors.some_cells())
+    refused(folder, tmp_path / "out", "have no positions", "expr_to_pos")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_an_index_of_numbers_is_no_gene_and_a_repeated_label_no_name(tmp_path, suffix):
+    cells = vendors.some_cells()
+    frame = pd.DataFrame(cells.counts.astype(int), columns=cells.genes, index=range(5, 35))
+    frame.insert(0, "cell_type", ["T", "B"] * 15)
+    path = tmp_path / f"cells.{suffix}"
+    frame.to_csv(path) if suffix == "csv" else frame.to_parquet(path, index=True)
+    names, genes, counts, _ = read(path)
+    assert list(genes) == cells.genes
+    assert names == [str(number) for number in range(5, 35)]
+    np.testing.assert_array_equal(counts, cells.counts)
+
+
+def test_a_table_of_counts_copies_its_labels_and_no_gene_into_obs(tmp_path):
+    paths = write_tables(tmp_path / "in", vendors.some_cells())
+    for name in ("cells.csv", "cells.parquet"):
+        with opened_source(paths[name], SourceOptions()) as source:
+            assert set(source.to_anndata().obs.columns) <= {"kind", "barcode"}
+
+
+@pytest.mark.parametrize("kind", ["xenium", "xenium_csv"])
+def test_numbers_about_the_cells_are_copied_as_numbers_in_the_order_of_the_cells(tmp_path, kind):
+    cells = vendors.some_cells()
+    with opened_source(SPATIAL[kind](tmp_path / "run", cells), SourceOptions()) as source:
+        obs = source.to_anndata().obs
+    np.testing.assert_array_equal(obs["x_centroid"].to_numpy(np.float64), cells.position[:, 0])
+    assert obs["x_centroid"].dtype.kind == "f"
+    assert obs["segmentation_method"].dtype == "category"
+    assert obs["cell_id"].tolist() == cells.names
 
 
 def test_matrix_market_files_that_disagree_are_refused(tmp_path):

@@ -57,8 +57,9 @@ class TableFile:
         number = self.number(*names)
         if number is None:
             there = ", ".join(self.header[:SHOWN]) + (", …" if len(self.header) > SHOWN else "")
+            expected = " or ".join(name or "one without a name" for name in names)
             raise InputError(
-                f"{self.path}: {what} is missing (expected the column {' or '.join(names)}; "
+                f"{self.path}: {what} is missing (expected the column {expected}; "
                 f"there: {there}): the file is of another software version; export it again, or "
                 "save the cells as .h5ad"
             )
@@ -127,6 +128,8 @@ class CellColumns:
         The file with the columns; None for none.
     order
         Row of the table for each cell; None where both have the same order.
+    columns
+        Names of the columns that are about the cells; None for all.
     """
 
     def __init__(
@@ -134,9 +137,11 @@ class CellColumns:
         names: pa.StringArray,
         table: TableFile | None = None,
         order: Int64[np.ndarray, " N"] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         self._names, self._table, self._order = names, table, order
-        self.columns = [] if table is None else sorted(set(table.header) - {""})
+        there = table.header if table is not None and columns is None else columns or ()
+        self.columns = sorted(set(there) - {""})
 
     def names(self, start: int, stop: int) -> pa.StringArray:
         """Read the names of some cells."""
@@ -146,13 +151,25 @@ class CellColumns:
         self, column: str, start: int, stop: int
     ) -> tuple[Int32[np.ndarray, " N"], pa.StringArray]:
         """Read a column as codes (-1: missing) into an array of names."""
-        assert self._table is not None
-        values = self._table.read(self._table.header.index(column), pa.string())
-        if self._order is not None:
-            values = values.take(pa.array(self._order))
-        encoded = values[start:stop].dictionary_encode()
+        encoded = self._read(column)[start:stop].dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return codes.astype(np.int32), encoded.dictionary
+
+    def numbers(self, column: str) -> np.ndarray | None:
+        """Read a column of numbers for all cells; None where it holds text."""
+        values = self._read(column)
+        for kind in (pa.int64(), pa.float64()):
+            try:
+                return values.cast(kind).to_numpy(zero_copy_only=False)
+            except pa.ArrowInvalid:
+                continue
+        return None
+
+    def _read(self, column: str) -> pa.StringArray:
+        """Read a column as text, in the order of the cells."""
+        assert self._table is not None
+        values = self._table.read(self._table.header.index(column), pa.string())
+        return values if self._order is None else values.take(pa.array(self._order))
 
 
 class PlainCoordinates:
@@ -212,7 +229,8 @@ class PlainSource(CellSource):
         notes: Sequence[str] = (),
         check: Callable[[], None] | None = None,
     ) -> None:
-        self.path, self.obs, self.num_cells = path, obs, num_cells
+        self.path, self.num_cells = path, num_cells
+        self.obs: CellColumns = obs
         self.genes = unique_genes(genes)
         again = sum(name != own for name, own in zip(genes, self.genes, strict=True))
         doubled = f"{again} gene names occur again, and are numbered (NAME-1, …)"
@@ -249,10 +267,12 @@ class PlainSource(CellSource):
         from anndata import AnnData
 
         every = (0, self.num_cells)
-        columns = {}
+        columns: dict[str, Any] = {}
         for name in self.obs.columns:
-            codes, labels = self.obs.labels(name, *every)
-            columns[name] = pd.Categorical.from_codes(codes, labels.to_pylist())
+            columns[name] = self.obs.numbers(name)
+            if columns[name] is None:
+                codes, labels = self.obs.labels(name, *every)
+                columns[name] = pd.Categorical.from_codes(codes, labels.to_pylist())
         index = pd.Index(self.obs.names(*every).to_pylist(), dtype=object)
         obs = pd.DataFrame(columns, index=index)
         var = pd.DataFrame(index=pd.Index(self.genes, dtype=object))
@@ -303,6 +323,21 @@ def require_rows(
         raise InputError(
             f"{path}: {len(missing)} of its {len(names)} cells are not in {table.name} (first "
             f"{names[int(missing[0])].as_py()!r}): the files are of different runs; copy the "
+            "folder again from its source"
+        )
+    return rows
+
+
+def require_all_rows(
+    names: pa.StringArray, known: pa.StringArray, path: Path, table: Path
+) -> Int64[np.ndarray, " N"]:
+    """Return the row in a table of each cell; both must hold the same cells."""
+    rows = require_rows(names, known, path, table)
+    without = np.setdiff1d(np.arange(len(known)), rows)
+    if len(without):
+        raise InputError(
+            f"{table}: {len(without)} of its {len(known)} cells are not in {path.name} (first "
+            f"{known[int(without[0])].as_py()!r}): the files are of different runs; copy the "
             "folder again from its source"
         )
     return rows

@@ -4,6 +4,7 @@ To add a format, write a module with a `FORMAT` and name it in `_FORMATS`; its n
 `InputFormat` in config/data.py.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from alphastomics.preprocessing.formats import (
     visium_hd,
     xenium,
 )
+
+logger = logging.getLogger(__name__)
 
 # In the order in which they are asked: the more telling content first.
 _FORMATS = (
@@ -71,9 +74,16 @@ def is_input(path: Path, options: SourceOptions) -> bool:
     name = format_of(path, options, missing_ok=True)
     if name is None or not FORMATS[name].is_searched:
         return False
+    if path.suffix.lower() in SUFFIXES:
+        return True
     # Files of AnnData come first: what an instrument wrote may lie beside them.
-    is_container = path.suffix.lower() in SUFFIXES
-    return is_container or not any(entry.suffix.lower() in SUFFIXES for entry in path.iterdir())
+    beside = sorted(entry.name for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES)
+    if beside:
+        logger.warning(
+            "%s: %s in it is read, and not the %s output beside it: give --format %s to read that",
+            *(path, beside[0], name, name),
+        )
+    return not beside
 
 
 def is_cell_folder(path: Path) -> bool:

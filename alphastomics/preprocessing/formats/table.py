@@ -1,6 +1,7 @@
 """A table of counts, CSV or Parquet, a row per cell and a column per gene: cells, no positions.
 
-The first column of text names the cells; further ones say something of them, and are no genes.
+The first column of text whose entries all differ names the cells, else that of the index. Columns
+of text are no genes.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from alphastomics.preprocessing.formats.columns import CellColumns, PlainSource,
 from alphastomics.preprocessing.formats.delimited import TableCounts
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
+# What pandas calls the column of an index that has no name of its own.
+INDEX_NAMES = ("", "index", "__index_level_0__")
 
 
 def columns_of_text(table: TableFile) -> list[int]:
@@ -37,29 +40,34 @@ def columns_of_text(table: TableFile) -> list[int]:
     return [n for n, kind in enumerate(kinds) if not any(is_kind(kind) for is_kind in numbers)]
 
 
+def cell_names(table: TableFile, candidates: list[int], other: int) -> pa.StringArray:
+    """Return the first column that has a name of its own for each cell; numbers without one."""
+    for number in candidates:
+        names = table.read(number, pa.string())
+        if not names.null_count and len(names.unique()) == len(names):
+            return names
+    cells = len(table.read(other, pa.string()))
+    return pa.array([f"cell_{number}" for number in range(cells)], pa.string())
+
+
 @contextmanager
 def opened_table(path: Path, _: SourceOptions) -> Iterator[CellSource]:
     """Open a table of counts."""
     table = TableFile(path)
     texts = columns_of_text(table)
-    unnamed = [number for number, name in enumerate(table.header) if name in ("", "index")]
-    key = next(iter([*texts, *unnamed]), None)
-    genes = [n for n in range(len(table.header)) if n not in texts and n != key]
+    indices = [number for number, name in enumerate(table.header) if name in INDEX_NAMES]
+    genes = [n for n in range(len(table.header)) if n not in {*texts, *indices}]
     if not genes:
         raise InputError(
             f"{path}: no column is of numbers: expected a row per cell, and a column "
             "of counts per gene"
         )
-    first = genes[0] if key is None else key
-    names = table.read(first, pa.string())
-    if key is None:
-        names = pa.array([f"cell_{number}" for number in range(len(names))])
+    names = cell_names(table, [*texts, *indices], genes[0])
     counts = TableCounts(
         table, genes, [], lambda batch, before: np.arange(before, before + len(batch)), len(names)
     )
-    yield PlainSource(
-        path, [table.header[n] for n in genes], CellColumns(names, table), counts, len(names)
-    )
+    about = CellColumns(names, table, columns=[table.header[n] for n in texts])
+    yield PlainSource(path, [table.header[n] for n in genes], about, counts, len(names))
 
 
 def _is_table(path: Path) -> bool:

@@ -13,7 +13,7 @@ from alphastomics.preprocessing.formats.columns import (
     PlainSource,
     TableFile,
     read_coordinates,
-    require_rows,
+    require_all_rows,
 )
 from alphastomics.preprocessing.formats.tenx import TenxCounts
 
@@ -52,7 +52,7 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
     names = table.read_text(table.require("the name of the cell", "cell_id"))
     with opened(matrix) as root:
         counts = TenxCounts(matrix, root)
-        order = require_rows(counts.barcodes, names, matrix, cells)
+        order = require_all_rows(counts.barcodes, names, matrix, cells)
         position = read_coordinates(table, *columns)[order]
         yield PlainSource(
             folder,
