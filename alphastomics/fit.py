@@ -32,6 +32,7 @@ from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.resume import write_marker
 from alphastomics.preprocessing.schema import Metadata
+from alphastomics.tasks import EXPR_TO_POS, tasks_of
 from alphastomics.utils.ahead import Ahead
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,8 @@ def held_out_run(
         inner = request._replace(overwrite=True)
     jury = baselines = None
     # Beside a GPU there are cores to spare; baselines need the cells alone, if these are few.
-    if plan.refit and plan.device.kind == "gpu":
+    predicts_positions = EXPR_TO_POS in tasks_of(config.training.mode)
+    if plan.refit and plan.device.kind == "gpu" and predicts_positions:
         jury = read_jury(config, metadata, plan.holdout)
     if jury is not None:
         seed = config.seed.global_seed

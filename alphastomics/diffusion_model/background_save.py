@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,16 @@ class BackgroundCheckpointIO(ChecksummedCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         """Copy a checkpoint, to be written."""
+        self.held.pop(Path(path), None)
         self.held[Path(path)] = _copied(plain(checkpoint))
 
     def keep(self, path: Path, name: Path) -> None:
-        """Give a checkpoint a second name; a sharded one was written by its strategy."""
-        if path in self.held:
-            self.held[name] = self.held[path]
-        else:
-            self.then(partial(same_file, path, name))
+        """Give a checkpoint that is held back a second name, which is written first.
+
+        A run that is killed in between goes on from `path` only where all it counts on is there.
+        """
+        content = self.held.pop(path)
+        self.held |= {name: content, path: content}
 
     def remove(self, path: Path) -> None:
         """Remove a checkpoint, once those held back are written."""

@@ -180,6 +180,8 @@ class StopOnRequest(Updates):
             files_of(trainer).wait()
             if trainer.is_global_zero:
                 self.folder.mark("interrupted", step=trainer.global_step)
+            # A launcher that sees one rank end may kill the others: not before all is written.
+            trainer.strategy.barrier("interrupted")
             logger.info("interrupted at step %d; go on with --resume last", trainer.global_step)
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 

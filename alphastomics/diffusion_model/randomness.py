@@ -57,6 +57,9 @@ def seed_device(seed: int, device: torch.device) -> None:
 
     `torch.manual_seed` asks every kind of device there is, which takes longer than a step.
     """
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -141,6 +141,12 @@ class RecordedUpdates:
             tasks=scored.tasks.detach(),
         )
 
+    def release(self) -> None:
+        """Give the memory of all graphs back, before the garbage collector would."""
+        for recording in self.recordings.values():
+            del recording.recorded  # which knows the recording
+        self.recordings.clear()
+
     @contextmanager
     def rate_on_device(self) -> Iterator[None]:
         """Let the optimizer read its learning rate from the GPU; a checkpoint has the number."""
@@ -185,6 +191,7 @@ class _Recording:
             kept.copy_(value)
         self.recorded()
         assert self.scored is not None
+        batch = replace(batch, diffusion_time=self.scored.batch.diffusion_time)
         self.scored = self.scored._replace(batch=batch, times=randomness.times)
 
     def leave_gradients(self) -> None:

@@ -284,6 +284,9 @@ def run_fit(
             f"{checkpoint}: cannot be resumed from ({type(error).__name__}: {error}): its state of "
             "optimizer or loops is damaged; resume from another checkpoint"
         ) from error
+    finally:
+        # Lightning does this last, and not at all where the GPU has failed.
+        files_of(trainer).wait()
 
 
 def conclude(

@@ -51,6 +51,9 @@ class UpdatingModule(TrainerModule):
     def on_train_start(self) -> None:
         """Record updates where nobody needs to see their parts."""
         super().on_train_start()
+        # A training that failed leaves gradients behind that nobody has looked at.
+        self.gradient_check = GradientCheck()
+        self.seen_slices.clear()
         strategy, training = self.trainer.strategy, self.config.training
         if (
             self.may_record
@@ -64,7 +67,9 @@ class UpdatingModule(TrainerModule):
 
     def on_fit_end(self) -> None:
         """Give the memory of graphs back."""
-        self.recorded_updates = None
+        if self.recorded_updates is not None:
+            self.recorded_updates.release()
+        self.recorded_updates, self.is_updated = None, False
         self.expected_positions.clear()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -159,6 +164,11 @@ class UpdatingModule(TrainerModule):
     def on_train_epoch_end(self) -> None:
         """Hear of every gradient of the epoch."""
         self.require_finite(wait=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Hear of every gradient before: a run must not go on behind one that is refused."""
+        self.require_finite(wait=True)
+        super().on_save_checkpoint(checkpoint)
 
     def describe_slices(self, parts: list[Tensor]) -> str:
         """Name the slices whose cells were in the batches of a step."""

@@ -167,7 +167,7 @@ class BatchLoader:
         source = self.source
         if self._resident is None and self.device is not None and isinstance(source, MemorySource):
             table = source.table()
-            if fits(table, self.metadata.num_genes):
+            if fits(table, self.metadata.num_genes, self.device):
                 self._resident = ResidentCells(self.reader, table, self.device)
 
     def _pool(self, stack: ExitStack, number: int) -> Executor | None:

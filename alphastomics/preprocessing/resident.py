@@ -7,18 +7,22 @@ import torch
 from torch import Tensor
 
 from alphastomics.preprocessing.cell_table import CellTable, Rows
-from alphastomics.preprocessing.sets import BatchShape, length, padded_rows
+from alphastomics.preprocessing.sets import BatchShape, length, padded_rows, shared_tensor
 from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.utils.dataholder import NONE, DataHolder
 
-# Cells that take more memory than this are copied batch by batch.
-MOST_BYTES = 8_000_000_000
+# Cells that take more memory than this, or this share of the GPU's, are copied batch by batch: the
+# network needs most of it, and validation cells stay beside the training cells.
+MOST_BYTES, MOST_SHARE = 8_000_000_000, 0.2
 
 
-def fits(table: CellTable, genes: int) -> bool:
-    """Say whether cells may stay on a GPU."""
+def fits(table: CellTable, genes: int, device: torch.device) -> bool:
+    """Say whether cells may stay on a device."""
     smoothed = 0 if table.smoothed is None else table.smoothed.shape[1]
-    return 4 * len(table) * (genes + smoothed) <= MOST_BYTES
+    most: float = MOST_BYTES
+    if device.type == "cuda":
+        most = min(most, MOST_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return 4 * len(table) * (genes + smoothed) <= most
 
 
 class ResidentCells:
@@ -52,8 +56,10 @@ class ResidentCells:
 
     def _column(self, values: np.ndarray, fill: int) -> Tensor:
         """Copy a column to the device, with the row of padding."""
-        padding = np.full((1, *values.shape[1:]), fill, dtype=values.dtype)
-        return torch.from_numpy(np.concatenate([values, padding])).to(self.device)
+        cells = shared_tensor(values)
+        column = cells.new_full((len(cells) + 1, *cells.shape[1:]), fill, device=self.device)
+        column[:-1] = cells
+        return column
 
     def batch(self, shape: BatchShape, sets: Sequence[Rows]) -> DataHolder:
         """Make a batch of at most `sets_per_batch` sets; what is lacking is padded and masked."""

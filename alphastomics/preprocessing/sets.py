@@ -40,13 +40,13 @@ def batch_of(
     chosen = [_runs_joined(table, rows) for table, rows in _grouped(sets)]
     cells = joined_tables(chosen) if chosen else empty_table(0, reader.metadata.num_genes)
     sizes = [length(rows) for _, rows in sets]
-    places = None if sum(sizes) == shape.cells else padded_rows(sizes, shape.set_size)
+    target = None if sum(sizes) == shape.cells else padded_rows(sizes, shape.set_size)
 
     def column(values: np.ndarray, fill: int) -> np.ndarray:
         """Lay a column of the cells out as sets."""
-        if places is not None:
+        if target is not None:
             padded = np.full((shape.cells, *values.shape[1:]), fill, dtype=values.dtype)
-            padded[places] = values
+            padded[target] = values
             values = padded
         return values.reshape(shape.sets_per_batch, shape.set_size, *values.shape[1:])
 
@@ -55,15 +55,15 @@ def batch_of(
     cell_id = column(cells.cell_id, NONE)
     panel, measured = _panels(reader, np.where(mask, slice_id, 0))
     return DataHolder(
-        expression=_tensor(column(reader.dense(cells), 0)),
-        positions=_tensor(column(cells.position, 0)),
-        node_mask=_tensor(mask),
-        cell_type=_tensor(column(cells.cell_type, NONE).astype(np.int64)),
-        slice_id=_tensor(slice_id),
-        cell_id=_tensor(cell_id),
-        panel=_tensor(panel),
-        measured_genes=_tensor(measured),
-        smoothed=None if cells.smoothed is None else _tensor(column(cells.smoothed, 0)),
+        expression=shared_tensor(column(reader.dense(cells), 0)),
+        positions=shared_tensor(column(cells.position, 0)),
+        node_mask=shared_tensor(mask),
+        cell_type=shared_tensor(column(cells.cell_type, NONE).astype(np.int64)),
+        slice_id=shared_tensor(slice_id),
+        cell_id=shared_tensor(cell_id),
+        panel=shared_tensor(panel),
+        measured_genes=shared_tensor(measured),
+        smoothed=None if cells.smoothed is None else shared_tensor(column(cells.smoothed, 0)),
         first_cells=tuple(cell_id[:, 0].tolist()),
         real_cells=sum(sizes),
     )
@@ -109,6 +109,6 @@ def _panels(reader: ShardReader, slice_id: np.ndarray) -> tuple[np.ndarray, np.n
     return panel.reshape(slice_id.shape), reader.measured_genes[panels]
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
+def shared_tensor(array: np.ndarray) -> torch.Tensor:
     """Share an array's memory with torch, which wants it writable."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

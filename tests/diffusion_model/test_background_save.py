@@ -39,10 +39,28 @@ def test_checkpoints_are_held_back_and_replaced_until_a_write_is_due(tmp_path, m
     files.written_at -= background_save.SECONDS_BETWEEN_WRITES
     files.write_if_due()
     files.wait()
-    assert written == [last]
+    assert written == [second]
     assert sorted(tmp_path.iterdir()) == [last, second]
     assert torch.load(second, weights_only=True)["step"] == 2
     assert second.samefile(last)
+
+
+def test_a_run_that_is_killed_between_two_writes_has_every_file_that_the_last_counts_on(
+    tmp_path, monkeypatch
+):
+    last, first, second = (tmp_path / name for name in ("last.ckpt", "first.ckpt", "second.ckpt"))
+    order = []
+    replacing = Path.replace
+    monkeypatch.setattr(
+        Path, "replace", lambda path, target: (order.append(target), replacing(path, target))[1]
+    )
+    files = BackgroundCheckpointIO()
+    for step, name in enumerate((first, second)):
+        files.save_checkpoint({"step": step}, last)
+        files.keep(last, name)
+    files.save_checkpoint({"step": 2}, last)
+    files.wait()
+    assert order == [first, second, last]
 
 
 def test_what_follows_a_checkpoint_waits_for_it_and_for_its_success(tmp_path):

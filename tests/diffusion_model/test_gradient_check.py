@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from alphastomics.diffusion_model import AlphaSTomicsModule
 from alphastomics.diffusion_model.gradient_check import CheckedStep, GradientCheck
+from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
 from tests.diffusion_model.test_module import config
 
@@ -82,3 +84,27 @@ def test_a_batch_that_the_host_has_counted_is_scored_as_one_that_it_has_not():
     assert counted.padding_mask is None
     assert plain.padding_mask is not None
     assert counted.count_cells() == plain.count_cells() == 128
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_checkpoint_is_made_behind_a_gradient_that_is_refused(tmp_path):
+    """What a GPU has computed is known later: a run that goes on from there would skip the step."""
+
+    class Late(pl.Callback):
+        def on_train_batch_end(self, trainer, module, *_args):
+            module.gradient_check.waiting.append((torch.tensor(torch.nan), None, STEPS[3]))
+            with pytest.raises(InputError, match="not finite at step 3"):
+                trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    module = AlphaSTomicsModule(config(), 6, position_scale=10.0)
+    trainer = pl.Trainer(
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[Late()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader([counted_batch("cpu")], batch_size=None))
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,7 @@
 """A recorded update moves weights and average as Lightning's own parts do, batch by batch."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import lightning.pytorch as pl
@@ -38,7 +40,16 @@ class Recorded(AlphaSTomicsModule):
     def on_train_start(self) -> None:
         """Record, whatever the device."""
         super().on_train_start()
-        self.kept = self.recorded_updates = RecordedUpdates(self, self.trainer.optimizers[0])
+        self.recorded_updates = RecordedUpdates(self, self.trainer.optimizers[0])
+
+    def on_fit_end(self) -> None:
+        """Note what was recorded, and whether it is given back at once."""
+        self.recorded_kinds = list(self.recorded_updates.recordings)
+        held = [weakref.ref(each) for each in self.recorded_updates.recordings.values()]
+        gc.disable()
+        super().on_fit_end()
+        self.kept = [recording for each in held if (recording := each()) is not None]
+        gc.enable()
 
 
 def trained(
@@ -98,7 +109,8 @@ def test_weights_and_average_are_those_of_single_parts(device: str, layer: dict)
     starts = start.average.parameters()
     pairs = zip(recorded.average.parameters(), starts, strict=True)
     assert any(not torch.equal(one, two) for one, two in pairs)
-    assert len(recorded.kept.recordings) == 4  # padded and whole, in training and validation
+    assert recorded.kept == []
+    assert len(recorded.recorded_kinds) == 4  # padded and whole, in training and validation
     assert recorded.losses == pytest.approx(plain.losses, rel=tolerance["rtol"])
     assert "val/loss" in recorded.losses
 
@@ -120,7 +132,7 @@ def test_an_infinite_gradient_leaves_the_weights_and_is_named(device: str):
 def test_a_batch_that_the_host_has_not_counted_is_updated_part_by_part():
     batches = [replace(cell_batch(n, padded=False), real_cells=None) for n in range(3)]
     recorded, plain = (trained(kind, batches, "cpu") for kind in (Recorded, AlphaSTomicsModule))
-    assert {act for act, _ in recorded.kept.recordings} == {"score"}
+    assert {act for act, _ in recorded.recorded_kinds} == {"score"}
     assert recorded.updates_done == len(batches)
     for name, expected in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], expected), name

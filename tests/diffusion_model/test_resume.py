@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.strategies import Strategy
 
 from alphastomics.config.file import to_yaml
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
@@ -97,6 +98,25 @@ def test_a_run_cut_in_its_validation_resumes_to_the_same_bits(run):
         with pytest.raises(Cut):
             run("cut")
     resumed = run("cut", TrainRequest(resume="last"))
+    assert equal(weights(resumed), weights(whole))
+    assert logged(resumed) == logged(whole)
+
+
+def test_checkpoints_that_are_held_back_are_written_where_the_gpu_has_failed(run):
+    whole = run("whole", logging={"save_every_n_steps": 1000})
+
+    def teardown(self):
+        raise RuntimeError("the GPU has failed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Strategy, "teardown", teardown)  # which would have them written
+        cut_at(10, patch)
+        with pytest.raises(RuntimeError, match="the GPU has failed"):
+            run("cut", logging={"save_every_n_steps": 1000})
+    cut = RunFolder(whole.path.parent / "cut")
+    assert cut.last.is_file()
+    assert json.loads((cut.path / "status.json").read_text())["state"] == "failed"
+    resumed = run("cut", TrainRequest(resume="last"), logging={"save_every_n_steps": 1000})
     assert equal(weights(resumed), weights(whole))
     assert logged(resumed) == logged(whole)
 
