@@ -23,6 +23,7 @@ from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
+from alphastomics.generation.ahead import Ahead
 from alphastomics.generation.baselines import Predictor
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
 from alphastomics.generation.commands import load_for_use
@@ -33,7 +34,6 @@ from alphastomics.preprocessing.holdout import Holdout
 from alphastomics.preprocessing.resume import write_marker
 from alphastomics.preprocessing.schema import Metadata
 from alphastomics.tasks import EXPR_TO_POS, tasks_of
-from alphastomics.utils.ahead import Ahead
 
 logger = logging.getLogger(__name__)
 

@@ -33,12 +33,12 @@ def best_rotation(
     """
     # In float64: near-planar tissues have a singular value near 0, whose sign decides the rotation.
     # On the host: a GPU takes 9 ms for a few 3 x 3 matrices, and makes the host wait as well.
-    product = target.double().mT @ source.double()
-    u, _, vt = torch.linalg.svd(product.cpu())
+    covariance = target.double().mT @ source.double()
+    u, _, vt = torch.linalg.svd(covariance.cpu())
     if not reflection:
         last = torch.where(torch.linalg.det(u @ vt) < 0, -1.0, 1.0)[..., None, None]
         u = torch.cat([u[..., :-1], u[..., -1:] * last], dim=-1)
-    return (u @ vt).to(product.device)
+    return (u @ vt).to(covariance.device)
 
 
 @torch.no_grad()

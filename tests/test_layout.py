@@ -57,6 +57,7 @@ MAP = {
         "generation",
         "io",
         "preprocessing",
+        "tasks",
     },
     "extract": {"config", "diffusion_model", "errors", "io", "preprocessing", "utils"},
     "report": {
@@ -130,7 +131,7 @@ BARRED = {
     "cli": {"torch", "anndata", "numpy"},
 }
 # Those of preprocessing that batches, and so torch, belong to.
-TORCH_IN_PREPROCESSING = {"batch_loader", "streaming", "sets", "memory"}
+TORCH_IN_PREPROCESSING = {"batch_loader", "streaming", "sets", "memory", "resident"}
 
 
 def modules() -> list[Path]:

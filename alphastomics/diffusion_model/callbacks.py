@@ -202,7 +202,7 @@ class TaskErrors:
 
     def add(self, tasks: torch.Tensor) -> None:
         """Count the sets of a step, without waiting for them."""
-        # A recorded step writes its next sums to the same place.
+        # A recorded step writes its next sums to the same memory.
         self.sums = tasks.clone() if self.sums is None else tasks + self.DECAY * self.sums
 
     def words(self) -> str:

@@ -71,7 +71,7 @@ class RecordedUpdates:
         self.rate = torch.zeros((), device=self.device)
         self.recordings: dict[Any, _Recording] = {}
         self.is_refused = False
-        # Graphs run one after the other: what they need in between can lie in the same place.
+        # Graphs run one after the other: what they need in between can share memory.
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def update(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:

@@ -205,9 +205,7 @@ def train(
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
     folder = RunFolder(Path(config.logging.save_dir) / config.logging.exp_name)
-    has_validation = has_validation and (
-        holdout is not None or metadata.splits["validation"].cells > 0
-    )
+    held_out = holdout is not None or metadata.splits["validation"].cells > 0
     keeper, progress, csv_log = Keeper(folder, config), Progress(), CsvLog(folder.metrics)
     split = TimeSplit() if request.profile else None
     watching = [progress, *([] if split is None else [split]), keeper]
@@ -224,7 +222,7 @@ def train(
         seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
         training, validation = make_loaders(config, metadata, trainer, holdout)
         module = make_module(config, training)
-        module.may_record = split is None  # which times the parts of an update
+        module.may_record = not request.profile  # which times the parts of an update
         if config.diffusion.position_frame == "registered":
             rotate_slices(module, training.reader, holdout, config.seed.global_seed)
         progress.total = training.num_cells * config.training.max_epochs
@@ -238,7 +236,8 @@ def train(
         with folder.running(first=first):
             if checkpoint is None:  # which else has it
                 fit_position_head(module, training, config, trainer.strategy.root_device)
-            run_fit(trainer, module, training, validation if has_validation else None, checkpoint)
+            seen = validation if has_validation and held_out else None
+            run_fit(trainer, module, training, seen, checkpoint)
             return conclude(trainer, folder, keeper, split)
 
 

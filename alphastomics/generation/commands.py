@@ -22,8 +22,7 @@ from alphastomics.generation.cells import (
     read_pt,
     read_query,
 )
-from alphastomics.generation.evaluate import evaluate, requested_tasks
-from alphastomics.generation.expected_time import say_expected_time
+from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.frame import (
     FrameFit,
     Landmarks,
@@ -308,7 +307,12 @@ def test(
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)
-    say_expected_time(module, cells, known, settings, requested_tasks(module, modes))
-    scores = evaluate(module, cells, known, settings, seed, what=what, modes=modes, kept=kept)
+    scores = evaluate(
+        *(module, cells, known, settings, seed),
+        what=what,
+        modes=modes,
+        kept=kept,
+        says_time=True,
+    )
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

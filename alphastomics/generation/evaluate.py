@@ -32,6 +32,7 @@ from alphastomics.evaluation.registry import (
     type_scores,
     values_of,
 )
+from alphastomics.generation.ahead import Ahead
 from alphastomics.generation.baselines import (
     TREE_CELLS,
     Predictor,
@@ -41,10 +42,10 @@ from alphastomics.generation.baselines import (
 from alphastomics.generation.cells import InputCells, centred, with_enough_cells
 from alphastomics.generation.estimators import MeanAndSample, mean_and_sample
 from alphastomics.generation.evaluate_joint import joint_scores
+from alphastomics.generation.expected_time import say_expected_time
 from alphastomics.generation.generate import Generated, generate
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS, Task, tasks_of
-from alphastomics.utils.ahead import Ahead
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def evaluate(
     modes: Collection[Mode] | None = None,
     kept: dict[Mode, Generated] | None = None,
     baselines: Ahead[dict[str, Predictor]] | None = None,
+    says_time: bool = False,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
@@ -92,13 +94,16 @@ def evaluate(
         Filled with what was generated, where every slice was scored: the report shows it.
     baselines
         What `position_baselines_ahead` returned for these cells, where it was called.
+    says_time
+        Log what will be done, and about how long it takes.
     """
-    if cells.position is None:
-        raise InputError(f"{what}: has no coordinates to compare with")
+    num_slices = len(cells.slice_names)
+    cells = scorable(cells, what)
     tasks = requested_tasks(module, modes)
     warn_if_trained_on(cells, known)
-    num_slices = len(cells.slice_names)
-    cells, known = centred(with_enough_cells(cells, NEIGHBOURS + 1, what), known)
+    cells, known = centred(cells, known)
+    if says_time:
+        say_expected_time(module, cells, known, settings, tasks)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for task in tasks:
         if task is EXPR_TO_POS:
@@ -116,13 +121,20 @@ def evaluate(
     return scores
 
 
+def scorable(cells: InputCells, what: str) -> InputCells:
+    """Return the slices that can be scored; refuse cells without coordinates, or too few."""
+    if cells.position is None:
+        raise InputError(f"{what}: has no coordinates to compare with")
+    return with_enough_cells(cells, NEIGHBOURS + 1, what)
+
+
 def position_baselines_ahead(
     cells: InputCells, known: InputCells, seed: int, tree_cells: int
 ) -> Ahead[dict[str, Predictor]]:
     """Begin to fit the baselines of positions: they do not need the model."""
 
     def fit() -> dict[str, Predictor]:
-        scored_cells = with_enough_cells(cells, NEIGHBOURS + 1, "the held-out cells")
+        scored_cells = scorable(cells, "the held-out cells")
         return position_baselines(*centred(scored_cells, known), seed, tree_cells)
 
     return Ahead(fit)
