@@ -52,19 +52,10 @@ def grown_ratio(ratio: float, settings: MaskingConfig, step: int) -> float:
     return ratio * min(1.0, step / settings.progressive_steps)
 
 
-def hides(settings: MaskingConfig, generator: Generator | None) -> bool:
-    """Draw whether anything is hidden at all."""
-    if not settings.enable:
-        return False
-    device = None if generator is None else generator.device
-    chance = torch.rand((1,), generator=generator, device=device)
-    return bool(chance < settings.masking_probability)
-
-
 def draw_masks(
     settings: MaskingConfig, expression: Tensor, step: int, generator: Generator | None
 ) -> tuple[Bool[Tensor, "B N G"], Bool[Tensor, "B N 3"]]:
-    """Draw which entries to hide, whether they were noised or not; see `draw_hidden`."""
+    """Draw which entries to hide, whether they were noised or not."""
     # On the generator's device, so that one seed serves every device.
     device = expression.device if generator is None else generator.device
 
@@ -81,31 +72,3 @@ def draw_masks(
         whole = modality == POSITION
         masks.append(draw_mask(settings.mask_strategy, shape, grown, draw, whole=whole))
     return masks[0], masks[1]
-
-
-def draw_hidden(
-    settings: MaskingConfig,
-    expression: Tensor,
-    noised: Bool[Tensor, "B 2"],
-    step: int,
-    generator: Generator | None,
-) -> Hidden:
-    """Draw which entries of a batch to hide.
-
-    Parameters
-    ----------
-    settings
-        Ratios, strategy and schedule.
-    expression
-        The expression of the batch, for its shape and device.
-    noised
-        Whether expression and position of each set were noised: a given modality is not hidden.
-    step
-        Training steps done.
-    generator
-        Source of randomness.
-    """
-    if not hides(settings, generator):
-        return Hidden(None, None)
-    masks = draw_masks(settings, expression, step, generator)
-    return Hidden(*(mask & noised[:, index, None, None] for index, mask in enumerate(masks)))

@@ -113,10 +113,10 @@ class AlphaSTomicsModule(UpdatingModule):
 
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the data flow."""
-        settings, times = self.config.diffusion, randomness.times
+        settings, times, noise = self.config.diffusion, randomness.times, randomness.noise(batch)
         seen = Seen(
             self.noise_model.noised(
-                batch.expression, randomness.expression, times[:, 0], settings.nu_expression
+                batch.expression, noise.expression, times[:, 0], settings.nu_expression
             ),
             batch.padding_mask,
             batch.gene_mask,
@@ -124,10 +124,10 @@ class AlphaSTomicsModule(UpdatingModule):
             self.noise_model.network_time(times, batch.expression.dtype),
         )
         smoothed = self.smoothed(batch, seen)
-        rotation = self.rotation_of(batch, randomness, seen, smoothed)
+        rotation = self.rotation_of(batch, randomness, noise.position, seen, smoothed)
         true = Cells(batch.expression, self.inner_positions(batch, rotation))
         noised_position = self.noise_model.noised(
-            true.position, randomness.position, times[:, 1], settings.nu_position
+            true.position, noise.position, times[:, 1], settings.nu_position
         )
         prediction = seen.through(self.denoiser, noised_position, smoothed, batch.expected)
         entries = Entries(
@@ -169,7 +169,12 @@ class AlphaSTomicsModule(UpdatingModule):
 
     @torch.no_grad()
     def rotation_of(
-        self, batch: DataHolder, randomness: StepRandomness, seen: Seen, smoothed: Tensor | None
+        self,
+        batch: DataHolder,
+        randomness: StepRandomness,
+        noise: Float[Tensor, "B N 3"],
+        seen: Seen,
+        smoothed: Tensor | None,
     ) -> Float[Tensor, "B 3 3"]:
         """Rotate sets whose expression is given into the frame that the network would choose.
 
@@ -197,7 +202,7 @@ class AlphaSTomicsModule(UpdatingModule):
             # From pure noise, where a sampler begins.
             start = seen.rows(called, time=1.0)
             smoothed = None if smoothed is None else smoothed[called]
-            chosen = start.through(self.denoiser, randomness.position[called], smoothed).position
+            chosen = start.through(self.denoiser, noise[called], smoothed).position
             best = best_rotation(
                 centered(batch.positions[called].double(), batch.node_mask[called]),
                 chosen.double(),
@@ -215,7 +220,6 @@ class AlphaSTomicsModule(UpdatingModule):
             self.config.training.mode,
             self.config.masking,
             batch.expression,
-            batch.node_mask,
             self.updates_done,
             [stream_seed(seed, *purpose, key) for key in keys],
             rotates=self.config.diffusion.position_frame == "random",

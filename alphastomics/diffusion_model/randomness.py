@@ -14,24 +14,42 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from alphastomics.config import MaskingConfig, Mode
-from alphastomics.diffusion_model.masking import Hidden, draw_masks, hides
-from alphastomics.diffusion_model.noise import NoiseModel, TimeNumbers
+from alphastomics.diffusion_model.counter_noise import normal_numbers, uniform_numbers
+from alphastomics.diffusion_model.masking import Hidden, draw_masks
+from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.geometry import centered
 from alphastomics.utils.dataholder import DataHolder
+
+# Streams of numbers of a set's seed.
+CHOICES, POSE, EXPRESSION_NOISE, POSITION_NOISE = range(4)
+
+
+class Noise(NamedTuple):
+    """Standard noise of expression (B, N, G), and of position (B, N, 3), centred; 0 in padding."""
+
+    expression: Tensor
+    position: Tensor
 
 
 class StepRandomness(NamedTuple):
     """The random numbers of a batch.
 
-    Times (B, 2), a rotation of each set (B, 3, 3) where sets are rotated at random, noise of
-    expression (B, N, G) and of position (B, N, 3), and hidden entries.
+    Times (B, 2), a rotation of each set (B, 3, 3) where sets are rotated at random, hidden entries,
+    and the seeds (B) that noise follows from.
     """
 
     times: Tensor
     rotation: Tensor | None
-    expression: Tensor
-    position: Tensor
+    seeds: Tensor
     hidden: Hidden
+
+    def noise(self, batch: DataHolder) -> Noise:
+        """Return the noise of a batch."""
+        num_cells, num_genes = batch.expression.shape[1:]
+        mask, dtype = batch.node_mask, batch.expression.dtype
+        expression = normal_numbers(self.seeds, EXPRESSION_NOISE, (num_cells, num_genes))
+        position = normal_numbers(self.seeds, POSITION_NOISE, (num_cells, 3))
+        return Noise(expression.to(dtype) * mask[..., None], centered(position.to(dtype), mask))
 
 
 def seed_everything(seed: int, *, deterministic: bool) -> None:
@@ -99,23 +117,11 @@ def rotation_of(
     return torch.where(mirrored[:, None, None], -rotation, rotation)
 
 
-class SetNumbers(NamedTuple):
-    """What is drawn for one set beside its noise: for its times, masks, and pose.
-
-    A pose is a quaternion, and whether the set is mirrored.
-    """
-
-    times: TimeNumbers
-    masks: tuple[Tensor, Tensor] | None
-    pose: tuple[Tensor, Tensor] | None
-
-
 def draw_for_sets(
     noise_model: NoiseModel,
     mode: Mode,
     masking: MaskingConfig,
     expression: Float[Tensor, "B N G"],
-    node_mask: Tensor,
     step: int,
     seeds: list[int],
     *,
@@ -124,15 +130,15 @@ def draw_for_sets(
 ) -> StepRandomness:
     """Draw what a batch needs: each set from its own seed, and nothing waits for a GPU.
 
-    The few numbers of a set that say what is done to it are drawn on the host; noise and masks on
-    the device of the batch.
+    The few numbers of a set that say what is done to it are drawn on the host; masks, and later
+    noise, on the device of the batch.
 
     Parameters
     ----------
     noise_model, mode, masking
         What is noised and hidden, and how.
-    expression, node_mask
-        The batch, for its shapes and device.
+    expression
+        The batch, for its shape and device.
     step
         Training steps done, for progressive masking.
     seeds
@@ -140,47 +146,32 @@ def draw_for_sets(
     rotates, reflection
         Whether sets are rotated at random, and mirrored, too.
     """
-    device, host = expression.device, torch.device("cpu")
-    on_device = torch.Generator(device)
-    on_host = on_device if device == host else torch.Generator()
-    noise, shift = torch.empty_like(expression), expression.new_empty(*node_mask.shape, 3)
-    sets = []
-    for index, seed in enumerate(seeds):
-        for generator in {on_device, on_host}:
-            generator.manual_seed(seed)
-        numbers = noise_model.draw_time_numbers(1, mode, on_host, host)
-        cells = expression[index : index + 1]
-        is_masked = hides(masking, on_host)
-        masks = draw_masks(masking, cells, step, on_device) if is_masked else None
-        for drawn in (noise[index], shift[index]):
-            torch.randn(drawn.shape, generator=on_device, out=drawn)
-        pose = None
-        if rotates:
-            quaternion = torch.randn(4, generator=on_host, dtype=torch.float64)
-            pose = quaternion, torch.rand((), generator=on_host) < 0.5
-        sets.append(SetNumbers(numbers, masks, pose))
-    joined = zip(*(each.times for each in sets), strict=True)
-    times_on_host = noise_model.times_of(TimeNumbers(*map(torch.cat, joined)), mode)
-    poses = [each.pose for each in sets if each.pose is not None]
+    device, keys = expression.device, torch.tensor(seeds)
+    numbers = uniform_numbers(keys, CHOICES, 6)
+    times_on_host = noise_model.times_of(numbers[:, :4], mode)
     rotation = None
-    if poses:
-        rotation = _moved(_rotations(poses, times_on_host, reflection=reflection), device)
+    if rotates:
+        quaternion = normal_numbers(keys, POSE, (1, 4))[:, 0].double()
+        mirrored = (numbers[:, 5] < 0.5) & reflection
+        rotation = _moved(_rotations(quaternion, mirrored, times_on_host), device)
     times = _moved(times_on_host, device)
-    hidden = _join_hidden([each.masks for each in sets], expression, times)
-    return StepRandomness(
-        times, rotation, noise.mul_(node_mask[..., None]), centered(shift, node_mask), hidden
-    )
+    masks: list[tuple[Tensor, Tensor] | None] = [None] * len(seeds)
+    if masking.enable:
+        for index in (numbers[:, 4] < masking.masking_probability).nonzero().flatten().tolist():
+            generator = torch.Generator(device).manual_seed(seeds[index])
+            masks[index] = draw_masks(masking, expression[index : index + 1], step, generator)
+    hidden = _join_hidden(masks, expression, times)
+    return StepRandomness(times, rotation, _moved(keys, device), hidden)
 
 
 def _rotations(
-    poses: list[tuple[Tensor, Tensor]], times: Int[Tensor, "B 2"], *, reflection: bool
+    quaternion: Float[Tensor, "B 4"], mirrored: Bool[Tensor, " B"], times: Int[Tensor, "B 2"]
 ) -> Float[Tensor, "B 3 3"]:
     """Return the rotation of each set; positions that are given keep their frame.
 
     In an atlas it says where a cell is.
     """
-    quaternion, mirrored = (torch.stack(values) for values in zip(*poses, strict=True))
-    rotation = rotation_of(quaternion, mirrored & reflection)
+    rotation = rotation_of(quaternion, mirrored)
     given = (times[:, 1] == 0)[:, None, None]
     return torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alphastomics.config import MaskingConfig
-from alphastomics.diffusion_model.masking import draw_hidden, grown_ratio
+from alphastomics.diffusion_model.masking import Hidden, draw_masks, grown_ratio
 
 BOTH = torch.ones(40, 2, dtype=torch.bool)
 
@@ -15,7 +15,8 @@ def settings(**changes) -> MaskingConfig:
 
 def hidden(config: MaskingConfig, noised=BOTH, step=0, seed=0, genes=37):
     generator = torch.Generator().manual_seed(seed)
-    return draw_hidden(config, torch.zeros(len(noised), 50, genes), noised, step, generator)
+    masks = draw_masks(config, torch.zeros(len(noised), 50, genes), step, generator)
+    return Hidden(*(mask & noised[:, index, None, None] for index, mask in enumerate(masks)))
 
 
 @pytest.mark.parametrize("strategy", ["random", "block", "structured"])

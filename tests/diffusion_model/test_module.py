@@ -1,6 +1,7 @@
 """The module: units, averages, learning rate, and gradients that are not finite."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,12 +82,12 @@ def test_the_draw_of_a_set_depends_on_nothing_but_its_key():
     def draw(order):
         return draw_for_sets(
             module.noise_model, "joint", module.config.masking, cells.expression[order],
-            cells.node_mask[order], 0, [seeds[index] for index in order], reflection=True,
+            0, [seeds[index] for index in order], reflection=True,
         )  # fmt: skip
 
     whole, part = draw([0, 1, 2]), draw([2, 0])
-    for one, other in ((whole.times, part.times), (whole.expression, part.expression),
-                       (whole.position, part.position),
+    for one, other in ((whole.times, part.times), (whole.seeds, part.seeds),
+                       (whole.rotation, part.rotation),
                        (whole.hidden.expression, part.hidden.expression)):  # fmt: skip
         torch.testing.assert_close(one[[2, 0]], other, rtol=0, atol=0)
 
@@ -131,9 +132,11 @@ def test_what_hidden_entries_hold_is_not_seen():
     cells = batch()
     randomness = module.draw(cells, "test")
     hidden = randomness.hidden.expression
-    noise = torch.where(hidden, randomness.expression + 7.0, randomness.expression)
     one = module.score(cells, randomness).prediction
-    other = module.score(cells, randomness._replace(expression=noise)).prediction
+    changed = replace(
+        cells, expression=torch.where(hidden, cells.expression + 7.0, cells.expression)
+    )
+    other = module.score(changed, randomness).prediction
     torch.testing.assert_close(one.position, other.position)
 
 
