@@ -93,7 +93,8 @@ class RecordedUpdates:
     def _do(self, act: Act, batch: DataHolder, randomness: StepRandomness) -> "_Recording | None":
         """Do something by its graph; None where there is none, and nothing was done."""
         smooths = self.module.model.smoothed_in is not None and batch.smoothed is None
-        if self.is_refused or smooths or batch.real_cells is None:  # both make the host wait
+        waits = smooths or batch.real_cells is None  # for the GPU
+        if self.is_refused or waits:
             return None
         kind = (act.__name__, _kind(batch, randomness))
         if kind not in self.recordings:

@@ -5,6 +5,7 @@ instead, where its batch allows (`recorded_update.py`).
 """
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -44,9 +45,9 @@ class UpdatingModule(TrainerModule):
         # Of held-out batches, by the numbers of their sets' first cells.
         self.expected_positions: dict[tuple[int, ...], Tensor] = {}
 
+    @abstractmethod
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare."""
-        raise NotImplementedError
 
     def on_train_start(self) -> None:
         """Record updates where nobody needs to see their parts."""

@@ -6,6 +6,7 @@ without coordinates in obsm have them as columns x and y of obs.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,4 @@ FORMAT = Format(
     opened=opened_h5ad,
 )
 # The content shows it, too, once the file is open: FORMAT is asked first.
-STEREOSEQ = Format(
-    name="stereoseq",
-    content="an .h5ad file with columns x and y in obs",
-    recognises=_is_anndata,
-    files=lambda path, _: [path],
-    opened=opened_h5ad,
-)
+STEREOSEQ = replace(FORMAT, name="stereoseq", content="an .h5ad file with columns x and y in obs")
