@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from alphastomics.attn_model.model import Model, Prediction
@@ -28,6 +28,7 @@ from alphastomics.diffusion_model.randomness import (
     StepRandomness,
     draw_for_sets,
     seed_device,
+    seeds_on,
     set_keys,
     stream_seed,
 )
@@ -213,15 +214,24 @@ class AlphaSTomicsModule(UpdatingModule):
 
     def draw(self, batch: DataHolder, *purpose: int | str) -> StepRandomness:
         """Draw the randomness of a batch: a pure function of seed, purpose and sets."""
+        return self.randomness(batch, self.seeds(batch, *purpose))
+
+    def seeds(self, batch: DataHolder, *purpose: int | str) -> Int64[Tensor, " B"]:
+        """Return the seed of each set: all that the host works out for its randomness."""
         seed = self.config.seed.global_seed
-        keys = set_keys(batch)
+        seeds = [stream_seed(seed, *purpose, key) for key in set_keys(batch)]
+        return seeds_on(batch.expression.device, seeds)
+
+    def randomness(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> StepRandomness:
+        """Draw the randomness of a batch from the seeds of its sets, without waiting for a GPU."""
+        num_cells, num_genes = batch.expression.shape[1:]
         return draw_for_sets(
             self.noise_model,
             self.config.training.mode,
             self.config.masking,
-            batch.expression,
-            self.updates_done,
-            [stream_seed(seed, *purpose, key) for key in keys],
+            (num_cells, num_genes),
+            self.updates,
+            seeds,
             rotates=self.config.diffusion.position_frame == "random",
             reflection=self.config.loss.reflection,
         )
@@ -240,12 +250,12 @@ class AlphaSTomicsModule(UpdatingModule):
         seed = stream_seed(self.config.seed.global_seed, "step", *step)
         seed_device(seed, batch.expression.device)
         self.seen_slices.append(batch.slice_id)
-        randomness = self.draw(batch, "train", self.current_epoch)
+        seeds = self.seeds(batch, "train", self.current_epoch)
         updates = self.recorded_updates
-        scored = None if updates is None else updates.update(batch, randomness)
+        scored = None if updates is None else updates.update(batch, seeds)
         self.is_updated = scored is not None
         if scored is None:
-            scored = self.score(batch, randomness)
+            scored = self.score(batch, self.randomness(batch, seeds))
             self.count_experts(scored.prediction)
         self.last = scored
         return scored.terms.total
@@ -261,17 +271,17 @@ class AlphaSTomicsModule(UpdatingModule):
     def log_held_out(self, batch: DataHolder, stage: str, purpose: str) -> None:
         """Log the loss of held-out cells, averaged over several samples of time and noise."""
         batch = self.with_expected(batch)
-        drawn = (self.draw(batch, purpose, number) for number in range(VALIDATION_SAMPLES))
-        samples = [torch.stack(self.held_out_score(batch, each).terms) for each in drawn]
+        seeds = (self.seeds(batch, purpose, number) for number in range(VALIDATION_SAMPLES))
+        samples = [torch.stack(self.held_out_score(batch, each).terms) for each in seeds]
         terms = LossTerms(*torch.stack(samples).mean(0))
         self.log_dict(named_terms(stage, terms), batch_size=batch.count_cells(), sync_dist=True)
 
-    def held_out_score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+    def held_out_score(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> Scored:
         """Score a held-out batch, as a CUDA graph where that is possible."""
         scored = None
         if self.recorded_updates is not None:
-            scored = self.recorded_updates.score(batch, randomness)
-        return self.score(batch, randomness) if scored is None else scored
+            scored = self.recorded_updates.score(batch, seeds)
+        return self.score(batch, self.randomness(batch, seeds)) if scored is None else scored
 
     def with_expected(self, batch: DataHolder) -> DataHolder:
         """Add where cells are expected by their expression: held-out cells and the head stay."""

@@ -132,11 +132,13 @@ class NoiseModel:
         mode
             What is trained.
         """
+        # float64: in float32 a number just below 1 may give T + 1.
         times = 1 + (numbers[:, :2].double() * self.num_timesteps).long()
         kind, full = numbers[:, 2], numbers[:, 3]
         task = TASKS[mode]
         if task.is_conditional:
-            times = times * torch.tensor(task.noised(1), device=times.device)
+            pairs = zip(times.unbind(1), task.noised(1), strict=True)
+            times = torch.stack([time * noised for time, noised in pairs], dim=1)
         else:
             equal = self.settings.equal_time_share
             given = equal + self.settings.condition_share

@@ -1,7 +1,9 @@
 """The randomness of a step: a seed and the sets' keys enter; times, noise and masks leave.
 
-Each set draws from a stream of its own, a pure function of (seed, what for, key of the set). So it
-does not change with the other sets of the batch, the number of ranks, or a resumed run.
+Each set has a seed of its own, a pure function of (seed, what for, key of the set), and its numbers
+are hashes of that seed (`counter_noise.py`). So they do not change with the other sets of the
+batch, the number of ranks, or a resumed run. The host works out the seeds; all else is drawn for
+all sets at once, on the device of the batch.
 """
 
 import hashlib
@@ -10,18 +12,15 @@ from typing import NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from alphastomics.config import MaskingConfig, Mode
-from alphastomics.diffusion_model.counter_noise import normal_numbers, uniform_numbers
+from alphastomics.diffusion_model.counter_noise import Stream, normal_numbers, uniform_numbers
 from alphastomics.diffusion_model.masking import Hidden, draw_masks
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.geometry import centered
 from alphastomics.utils.dataholder import DataHolder
-
-# Streams of numbers of a set's seed.
-CHOICES, POSE, EXPRESSION_NOISE, POSITION_NOISE = range(4)
 
 
 class Noise(NamedTuple):
@@ -47,8 +46,8 @@ class StepRandomness(NamedTuple):
         """Return the noise of a batch."""
         num_cells, num_genes = batch.expression.shape[1:]
         mask, dtype = batch.node_mask, batch.expression.dtype
-        expression = normal_numbers(self.seeds, EXPRESSION_NOISE, (num_cells, num_genes))
-        position = normal_numbers(self.seeds, POSITION_NOISE, (num_cells, 3))
+        expression = normal_numbers(self.seeds, Stream.EXPRESSION_NOISE, (num_cells, num_genes))
+        position = normal_numbers(self.seeds, Stream.POSITION_NOISE, (num_cells, 3))
         return Noise(expression.to(dtype) * mask[..., None], centered(position.to(dtype), mask))
 
 
@@ -100,6 +99,14 @@ def set_keys(batch: DataHolder) -> list[str]:
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 
+def seeds_on(device: torch.device, seeds: list[int]) -> Int64[Tensor, " B"]:
+    """Copy seeds to a device, without waiting for it."""
+    values = torch.tensor(seeds)
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def rotation_of(
     quaternion: Float[Tensor, "B 4"], mirrored: Bool[Tensor, " B"]
 ) -> Float[Tensor, "B 3 3"]:
@@ -121,24 +128,23 @@ def draw_for_sets(
     noise_model: NoiseModel,
     mode: Mode,
     masking: MaskingConfig,
-    expression: Float[Tensor, "B N G"],
-    step: int,
-    seeds: list[int],
+    shape: tuple[int, int],
+    step: Int[Tensor, ""],
+    seeds: Int64[Tensor, " B"],
     *,
     rotates: bool = True,
     reflection: bool,
 ) -> StepRandomness:
-    """Draw what a batch needs: each set from its own seed, and nothing waits for a GPU.
+    """Draw what a batch needs, each set from its own seed, on the device of the seeds.
 
-    The few numbers of a set that say what is done to it are drawn on the host; masks, and later
-    noise, on the device of the batch.
+    The host reads nothing, so that a CUDA graph can hold all of it.
 
     Parameters
     ----------
     noise_model, mode, masking
         What is noised and hidden, and how.
-    expression
-        The batch, for its shape and device.
+    shape
+        Cells of a set, and genes.
     step
         Training steps done, for progressive masking.
     seeds
@@ -146,22 +152,17 @@ def draw_for_sets(
     rotates, reflection
         Whether sets are rotated at random, and mirrored, too.
     """
-    device, keys = expression.device, torch.tensor(seeds)
-    numbers = uniform_numbers(keys, CHOICES, 6)
-    times_on_host = noise_model.times_of(numbers[:, :4], mode)
-    rotation = None
+    numbers = uniform_numbers(seeds, Stream.CHOICES, (1, 6))[:, 0]
+    times = noise_model.times_of(numbers[:, :4], mode)
+    rotation, hidden = None, Hidden(None, None)
     if rotates:
-        quaternion = normal_numbers(keys, POSE, (1, 4))[:, 0].double()
-        mirrored = (numbers[:, 5] < 0.5) & reflection
-        rotation = _moved(_rotations(quaternion, mirrored, times_on_host), device)
-    times = _moved(times_on_host, device)
-    masks: list[tuple[Tensor, Tensor] | None] = [None] * len(seeds)
+        quaternion = normal_numbers(seeds, Stream.POSE, (1, 4))[:, 0].double()
+        rotation = _rotations(quaternion, (numbers[:, 5] < 0.5) & reflection, times)
     if masking.enable:
-        for index in (numbers[:, 4] < masking.masking_probability).nonzero().flatten().tolist():
-            generator = torch.Generator(device).manual_seed(seeds[index])
-            masks[index] = draw_masks(masking, expression[index : index + 1], step, generator)
-    hidden = _join_hidden(masks, expression, times)
-    return StepRandomness(times, rotation, _moved(keys, device), hidden)
+        is_masked = numbers[:, 4, None] < masking.masking_probability
+        # Nothing is hidden of what is given.
+        hidden = draw_masks(masking, seeds, is_masked & (times > 0), shape, step)
+    return StepRandomness(times, rotation, seeds, hidden)
 
 
 def _rotations(
@@ -173,29 +174,5 @@ def _rotations(
     """
     rotation = rotation_of(quaternion, mirrored)
     given = (times[:, 1] == 0)[:, None, None]
-    return torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
-
-
-def _moved(value: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor of the host to a device, without waiting for it."""
-    if device.type == "cuda":
-        value = value.pin_memory()
-    return value.to(device, non_blocking=True)
-
-
-def _join_hidden(
-    parts: list[tuple[Tensor, Tensor] | None],
-    expression: Float[Tensor, "B N G"],
-    times: Int[Tensor, "B 2"],
-) -> Hidden:
-    """Put the sets' masks together; nothing is hidden of what is given."""
-    if all(part is None for part in parts):
-        return Hidden(None, None)
-    _, num_cells, num_genes = expression.shape
-
-    def join(index: int, width: int) -> Tensor:
-        empty = torch.zeros(1, num_cells, width, dtype=torch.bool, device=expression.device)
-        joined = torch.cat([empty if part is None else part[index] for part in parts])
-        return joined & (times[:, index, None, None] > 0)
-
-    return Hidden(join(0, num_genes), join(1, 3))
+    unrotated = torch.eye(3, dtype=rotation.dtype, device=rotation.device)
+    return torch.where(given, unrotated, rotation)

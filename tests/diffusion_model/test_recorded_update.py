@@ -132,7 +132,7 @@ def test_an_infinite_gradient_leaves_the_weights_and_is_named(device: str):
 def test_a_batch_that_the_host_has_not_counted_is_updated_part_by_part():
     batches = [replace(cell_batch(n, padded=False), real_cells=None) for n in range(3)]
     recorded, plain = (trained(kind, batches, "cpu") for kind in (Recorded, AlphaSTomicsModule))
-    assert {act for act, _ in recorded.recorded_kinds} == {"score"}
+    assert {act for act, _ in recorded.recorded_kinds} == {"held_out"}
     assert recorded.updates_done == len(batches)
     for name, expected in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], expected), name
