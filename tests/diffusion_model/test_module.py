@@ -105,6 +105,19 @@ def test_noise_of_positions_has_no_mean_and_padding_none():
         assert float(values[cells.node_mask].std()) == pytest.approx(1.0, abs=0.15)
 
 
+def test_randomness_follows_from_seed_and_purpose_and_leaves_the_global_state_alone():
+    module, cells = AlphaSTomicsModule(config(masking={"enable": True}), 5), batch()
+    before = torch.random.get_rng_state()
+    one, same, other = (module.draw(cells, "train", epoch) for epoch in (0, 0, 1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    for part in range(2):
+        noise = [each.noise(cells)[part] for each in (one, same, other)]
+        assert torch.equal(noise[0], noise[1])
+        assert not torch.isclose(noise[0], noise[2])[cells.node_mask].any()
+    assert torch.equal(one.times, same.times)
+    assert torch.equal(one.hidden.expression, same.hidden.expression)
+
+
 def test_all_but_the_seeds_is_drawn_without_the_host():
     """A tensor without values stands for one that the host would have to wait for."""
     settings = config(masking={"enable": True, "progressive_masking": True},

@@ -138,11 +138,11 @@ def test_joint_times_come_in_the_stated_shares_and_are_uniform():
         assert stats.kstest(drawn / 1000, "uniform").pvalue > 1e-3
 
 
-def test_a_generator_decides_the_draw_and_the_global_state_is_left_alone():
-    before = torch.random.get_rng_state()
-    times = [NOISE.times_of(torch.rand(50, 4, generator=generator(3)), "joint") for _ in range(2)]
-    assert torch.equal(*times)
-    assert torch.equal(before, torch.random.get_rng_state())
+def test_the_least_and_the_largest_number_are_the_first_and_the_last_time():
+    largest = 1 - 2**-24
+    numbers = torch.tensor([[0, largest, 0.99, 1], [largest, 0, 0.99, 1], [0.5, 0.25, 0.1, 1]])
+    noise = NoiseModel(DiffusionConfig(equal_time_share=0.2))
+    assert noise.times_of(numbers, "joint").tolist() == [[1, 1000], [1000, 1], [501, 501]]
 
 
 def test_noising_has_the_closed_form_mean_and_variance():
