@@ -45,8 +45,9 @@ LEAST_JUDGED = 30
 # Training cells of the slowest baselines: with all, they would take longer than the training.
 VERDICT_TREE_CELLS = 3_000
 TOO_FEW = "too few cells were held out to judge the model: test it on cells with known positions"
-# A training that was best before this share of its length is cut there.
-CUT_SHARE = 0.7
+# A training that was best before the first share of its length is cut there, but never before the
+# second: what is best for held-out cells so early samples at chance.
+CUT_SHARE, LEAST_SHARE = 0.7, 0.5
 
 
 def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def chosen_epochs(summary: dict[str, Any], planned: int) -> int:
     best, steps = summary["best_step"], max(summary["steps"], 1)
     if best is None or best >= CUT_SHARE * steps:
         return planned
-    return max(round(planned * best / steps), 1)
+    return max(round(planned * max(best / steps, LEAST_SHARE)), 1)
 
 
 class Jury(NamedTuple):

@@ -282,3 +282,9 @@ def test_without_a_position_head_the_plan_says_nothing_of_it(setting):
     plan = plan_for(setting, DATA["3D"])
     assert not plan.config.has_position_head
     assert key not in {choice.key for choice in plan.choices}
+
+
+@pytest.mark.parametrize("cells", [1_000, 5_000, 10_000])
+@pytest.mark.parametrize("genes", [30, 300, 1_000, 5_000])
+def test_ten_thousand_cells_are_planned_for_ten_minutes_of_two_cores(cells, genes):
+    assert plan_for({}, metadata_for([cells], genes)).seconds <= 600

@@ -7,6 +7,7 @@ import pytest
 
 from alphastomics.diffusion_model.run_folder import read_record
 from alphastomics.errors import InputError
+from alphastomics.fit import chosen_epochs
 from alphastomics.preprocessing.resume import write_marker
 
 
@@ -21,3 +22,10 @@ def test_an_altered_number_of_epochs_is_refused(altered, tmp_path: Path):
     path.write_text(altered)
     with pytest.raises(InputError, match=r"judged\.json: damaged"):
         read_record(path)
+
+
+@pytest.mark.parametrize(
+    ("best", "epochs"), [(200, 100), (140, 100), (120, 60), (40, 50), (None, 100)]
+)
+def test_a_training_is_cut_where_it_was_best_but_not_before_half_of_it(best, epochs):
+    assert chosen_epochs({"best_step": best, "steps": 200}, planned=100) == epochs

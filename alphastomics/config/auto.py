@@ -55,8 +55,9 @@ LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
 HEAD_PLAIN, HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 2, 2, 4, 256, 128
 HEAD_INNER = {"plain": HEAD_WIDTH**2, "normalized": 8 * HEAD_WIDTH**2}
 HEAD_SECONDS = {"cpu": 0.015, "gpu": 0.001}  # of one update, beside its arithmetic
-# Of one of two fits on a CPU: a few cells are not worth as long as many.
-CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, MOST_CPU_HEAD_SECONDS = 30, 0.007, 100
+# Of one of two fits on a CPU: few cells and genes are not worth as long as many.
+CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, CPU_HEAD_SECONDS_PER_GENE = 30, 0.007, 0.1
+MOST_CPU_HEAD_SECONDS = 150
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
 
@@ -177,7 +178,9 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     head_seconds = 0.0
     if resolved.has_position_head:
         of_update = _seconds_of_head_update(resolved, metadata, device)
-        head_seconds = of_update * choose(*_head_updates(cells, of_update, device))
+        head_seconds = of_update * choose(
+            *_head_updates(cells, metadata.num_genes, of_update, device)
+        )
     choose(
         "training.validate_every_n_epochs",
         1 if timed else max(epochs // VALIDATIONS, 1),
@@ -306,13 +309,14 @@ def _seconds_of_update(
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
 
 
-def _head_updates(cells: int, seconds: float, device: Device) -> Choice:
+def _head_updates(cells: int, genes: int, seconds: float, device: Device) -> Choice:
     """Choose how long the position head is fitted."""
     target = HEAD_UPDATES * math.sqrt(max(cells / CELLS_OF_HEAD_UPDATES, 1))
     updates = round(max(min(HEAD_UPDATES_PER_CELL * cells, target), LEAST_HEAD_UPDATES))
     most, reason = MOST_HEAD_UPDATES, f"for {cells:,} cells"
     if device.kind == "cpu":
         time = CPU_HEAD_SECONDS + CPU_HEAD_SECONDS_PER_CELL * cells
+        time += CPU_HEAD_SECONDS_PER_GENE * genes
         most = max(round(min(time, MOST_CPU_HEAD_SECONDS) / seconds), LEAST_HEAD_UPDATES)
     if updates > most:
         updates, reason = most, "as many as there is time for"
