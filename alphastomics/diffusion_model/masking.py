@@ -1,4 +1,4 @@
-"""Masked diffusion: shapes and ratios enter, which entries to hide leaves.
+"""Masked diffusion: seeds and ratios enter, which entries to hide leaves.
 
 `random` hides each entry by itself. `block` hides one run of neighbouring entries of each cell, in
 the order of the gene list and round its end. `structured` hides what goes missing together in real
@@ -7,13 +7,15 @@ dissociated cell lacks them. In each, the expected share of hidden entries is th
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool
-from torch import Generator, Tensor
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
 
 from alphastomics.config import MaskingConfig, MaskStrategy
+from alphastomics.diffusion_model.counter_noise import Stream, uniform_numbers
 from alphastomics.tasks import POSITION
 
 
@@ -24,71 +26,48 @@ class Hidden(NamedTuple):
     position: Tensor | None
 
 
-Uniform = Callable[[tuple[int, ...]], Tensor]  # draws numbers of [0, 1) of a shape
+# Draws numbers of [0, 1) of a shape for each set.
+Uniform = Callable[[tuple[int, int]], Tensor]
 
 
 def draw_mask(
-    strategy: MaskStrategy, shape: tuple[int, int, int], ratio: float, draw: Uniform, *, whole: bool
+    strategy: MaskStrategy,
+    ratio: Float[Tensor, " B"],
+    shape: tuple[int, int],
+    draw: Uniform,
+    *,
+    whole: bool,
 ) -> Bool[Tensor, "B N F"]:
     """Draw the hidden entries of one modality; structured ones are `whole` cells, or columns."""
-    num_sets, num_cells, width = shape
+    num_cells, width = shape
+    ratio = ratio[:, None, None]
     match strategy:
         case "random":
             return draw(shape) < ratio
         case "structured":
-            kept = (num_sets, num_cells, 1) if whole else (num_sets, 1, width)
-            return (draw(kept) < ratio).expand(shape)
+            kept = (num_cells, 1) if whole else (1, width)
+            return (draw(kept) < ratio).expand(-1, *shape)
         case "block":
-            start = (draw((num_sets, num_cells, 1)) * width).long()
+            numbers = draw((num_cells, 2))
+            start = (numbers[..., :1] * width).long()
             # A run of length ratio x F: floor(r F + u) has the mean r F, whole number or not.
-            length = (ratio * width + draw((num_sets, num_cells, 1))).long()
+            length = (ratio * width + numbers[..., 1:]).long()
             return (torch.arange(width, device=start.device) - start) % width < length
 
 
-def grown_ratio(ratio: float, settings: MaskingConfig, step: int) -> float:
+def grown_ratio(ratio: float, settings: MaskingConfig, step: Int[Tensor, ""]) -> Float[Tensor, ""]:
     """Return the ratio of a step: growing from 0 over `progressive_steps` where asked for."""
     if not settings.progressive_masking:
-        return ratio
-    return ratio * min(1.0, step / settings.progressive_steps)
-
-
-def hides(settings: MaskingConfig, generator: Generator | None) -> bool:
-    """Draw whether anything is hidden at all."""
-    if not settings.enable:
-        return False
-    device = None if generator is None else generator.device
-    chance = torch.rand((1,), generator=generator, device=device)
-    return bool(chance < settings.masking_probability)
+        return torch.full_like(step, ratio, dtype=torch.float32)
+    return ratio * (step / settings.progressive_steps).clamp(max=1)
 
 
 def draw_masks(
-    settings: MaskingConfig, expression: Tensor, step: int, generator: Generator | None
-) -> tuple[Bool[Tensor, "B N G"], Bool[Tensor, "B N 3"]]:
-    """Draw which entries to hide, whether they were noised or not; see `draw_hidden`."""
-    # On the generator's device, so that one seed serves every device.
-    device = expression.device if generator is None else generator.device
-
-    def draw(shape: tuple[int, ...]) -> Tensor:
-        return torch.rand(shape, generator=generator, device=device).to(expression.device)
-
-    num_sets, num_cells, num_genes = expression.shape
-    masks = []
-    for modality, (ratio, width) in enumerate(
-        ((settings.expression_mask_ratio, num_genes), (settings.position_mask_ratio, 3))
-    ):
-        shape, grown = (num_sets, num_cells, width), grown_ratio(ratio, settings, step)
-        # A gene is missing in all cells, as one panel lacks it; a cell lacks all coordinates.
-        whole = modality == POSITION
-        masks.append(draw_mask(settings.mask_strategy, shape, grown, draw, whole=whole))
-    return masks[0], masks[1]
-
-
-def draw_hidden(
     settings: MaskingConfig,
-    expression: Tensor,
-    noised: Bool[Tensor, "B 2"],
-    step: int,
-    generator: Generator | None,
+    seeds: Int64[Tensor, " B"],
+    may_hide: Bool[Tensor, "B 2"],
+    shape: tuple[int, int],
+    step: Int[Tensor, ""],
 ) -> Hidden:
     """Draw which entries of a batch to hide.
 
@@ -96,16 +75,24 @@ def draw_hidden(
     ----------
     settings
         Ratios, strategy and schedule.
-    expression
-        The expression of the batch, for its shape and device.
-    noised
-        Whether expression and position of each set were noised: a given modality is not hidden.
+    seeds
+        Seed of each set.
+    may_hide
+        Whether anything of expression and of position of a set may be hidden.
+    shape
+        Cells of a set, and genes.
     step
         Training steps done.
-    generator
-        Source of randomness.
     """
-    if not hides(settings, generator):
-        return Hidden(None, None)
-    masks = draw_masks(settings, expression, step, generator)
-    return Hidden(*(mask & noised[:, index, None, None] for index, mask in enumerate(masks)))
+    num_cells, num_genes = shape
+    ratios = settings.expression_mask_ratio, settings.position_mask_ratio
+    sizes = (num_cells, num_genes), (num_cells, 3)
+    streams = Stream.EXPRESSION_MASK, Stream.POSITION_MASK
+    masks = []
+    for modality, (ratio, size, stream) in enumerate(zip(ratios, sizes, streams, strict=True)):
+        ratio_of_set = grown_ratio(ratio, settings, step) * may_hide[:, modality]
+        # A gene is missing in all cells, as one panel lacks it; a cell lacks all coordinates.
+        whole = modality == POSITION
+        draw = partial(uniform_numbers, seeds, stream)
+        masks.append(draw_mask(settings.mask_strategy, ratio_of_set, size, draw, whole=whole))
+    return Hidden(*masks)

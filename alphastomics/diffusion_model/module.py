@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from alphastomics.attn_model.model import Model, Prediction
@@ -28,6 +28,7 @@ from alphastomics.diffusion_model.randomness import (
     StepRandomness,
     draw_for_sets,
     seed_device,
+    seeds_on,
     set_keys,
     stream_seed,
 )
@@ -113,10 +114,10 @@ class AlphaSTomicsModule(UpdatingModule):
 
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the data flow."""
-        settings, times = self.config.diffusion, randomness.times
+        settings, times, noise = self.config.diffusion, randomness.times, randomness.noise(batch)
         seen = Seen(
             self.noise_model.noised(
-                batch.expression, randomness.expression, times[:, 0], settings.nu_expression
+                batch.expression, noise.expression, times[:, 0], settings.nu_expression
             ),
             batch.padding_mask,
             batch.gene_mask,
@@ -124,10 +125,10 @@ class AlphaSTomicsModule(UpdatingModule):
             self.noise_model.network_time(times, batch.expression.dtype),
         )
         smoothed = self.smoothed(batch, seen)
-        rotation = self.rotation_of(batch, randomness, seen, smoothed)
+        rotation = self.rotation_of(batch, randomness, noise.position, seen, smoothed)
         true = Cells(batch.expression, self.inner_positions(batch, rotation))
         noised_position = self.noise_model.noised(
-            true.position, randomness.position, times[:, 1], settings.nu_position
+            true.position, noise.position, times[:, 1], settings.nu_position
         )
         prediction = seen.through(self.denoiser, noised_position, smoothed, batch.expected)
         entries = Entries(
@@ -169,7 +170,12 @@ class AlphaSTomicsModule(UpdatingModule):
 
     @torch.no_grad()
     def rotation_of(
-        self, batch: DataHolder, randomness: StepRandomness, seen: Seen, smoothed: Tensor | None
+        self,
+        batch: DataHolder,
+        randomness: StepRandomness,
+        noise: Float[Tensor, "B N 3"],
+        seen: Seen,
+        smoothed: Tensor | None,
     ) -> Float[Tensor, "B 3 3"]:
         """Rotate sets whose expression is given into the frame that the network would choose.
 
@@ -197,7 +203,7 @@ class AlphaSTomicsModule(UpdatingModule):
             # From pure noise, where a sampler begins.
             start = seen.rows(called, time=1.0)
             smoothed = None if smoothed is None else smoothed[called]
-            chosen = start.through(self.denoiser, randomness.position[called], smoothed).position
+            chosen = start.through(self.denoiser, noise[called], smoothed).position
             best = best_rotation(
                 centered(batch.positions[called].double(), batch.node_mask[called]),
                 chosen.double(),
@@ -208,16 +214,24 @@ class AlphaSTomicsModule(UpdatingModule):
 
     def draw(self, batch: DataHolder, *purpose: int | str) -> StepRandomness:
         """Draw the randomness of a batch: a pure function of seed, purpose and sets."""
+        return self.randomness(batch, self.seeds(batch, *purpose))
+
+    def seeds(self, batch: DataHolder, *purpose: int | str) -> Int64[Tensor, " B"]:
+        """Return the seed of each set: all that the host works out for its randomness."""
         seed = self.config.seed.global_seed
-        keys = set_keys(batch)
+        seeds = [stream_seed(seed, *purpose, key) for key in set_keys(batch)]
+        return seeds_on(batch.expression.device, seeds)
+
+    def randomness(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> StepRandomness:
+        """Draw the randomness of a batch from the seeds of its sets, without waiting for a GPU."""
+        num_cells, num_genes = batch.expression.shape[1:]
         return draw_for_sets(
             self.noise_model,
             self.config.training.mode,
             self.config.masking,
-            batch.expression,
-            batch.node_mask,
-            self.updates_done,
-            [stream_seed(seed, *purpose, key) for key in keys],
+            (num_cells, num_genes),
+            self.updates,
+            seeds,
             rotates=self.config.diffusion.position_frame == "random",
             reflection=self.config.loss.reflection,
         )
@@ -236,12 +250,12 @@ class AlphaSTomicsModule(UpdatingModule):
         seed = stream_seed(self.config.seed.global_seed, "step", *step)
         seed_device(seed, batch.expression.device)
         self.seen_slices.append(batch.slice_id)
-        randomness = self.draw(batch, "train", self.current_epoch)
+        seeds = self.seeds(batch, "train", self.current_epoch)
         updates = self.recorded_updates
-        scored = None if updates is None else updates.update(batch, randomness)
+        scored = None if updates is None else updates.update(batch, seeds)
         self.is_updated = scored is not None
         if scored is None:
-            scored = self.score(batch, randomness)
+            scored = self.score(batch, self.randomness(batch, seeds))
             self.count_experts(scored.prediction)
         self.last = scored
         return scored.terms.total
@@ -257,17 +271,17 @@ class AlphaSTomicsModule(UpdatingModule):
     def log_held_out(self, batch: DataHolder, stage: str, purpose: str) -> None:
         """Log the loss of held-out cells, averaged over several samples of time and noise."""
         batch = self.with_expected(batch)
-        drawn = (self.draw(batch, purpose, number) for number in range(VALIDATION_SAMPLES))
-        samples = [torch.stack(self.held_out_score(batch, each).terms) for each in drawn]
+        seeds = (self.seeds(batch, purpose, number) for number in range(VALIDATION_SAMPLES))
+        samples = [torch.stack(self.held_out_score(batch, each).terms) for each in seeds]
         terms = LossTerms(*torch.stack(samples).mean(0))
         self.log_dict(named_terms(stage, terms), batch_size=batch.count_cells(), sync_dist=True)
 
-    def held_out_score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
+    def held_out_score(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> Scored:
         """Score a held-out batch, as a CUDA graph where that is possible."""
         scored = None
         if self.recorded_updates is not None:
-            scored = self.recorded_updates.score(batch, randomness)
-        return self.score(batch, randomness) if scored is None else scored
+            scored = self.recorded_updates.score(batch, seeds)
+        return self.score(batch, self.randomness(batch, seeds)) if scored is None else scored
 
     def with_expected(self, batch: DataHolder) -> DataHolder:
         """Add where cells are expected by their expression: held-out cells and the head stay."""

@@ -7,7 +7,7 @@ each has its own time: a condition is a modality at time 0.
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,17 +18,6 @@ from alphastomics.geometry import centered
 from alphastomics.tasks import TASKS
 
 OFFSET = 0.008  # s of eq. 17: keeps the first steps from being too small to matter
-
-
-class TimeNumbers(NamedTuple):
-    """What the times of B sets follow from: two times, and where they are needed two numbers.
-
-    `kind` and `full` are uniform in [0, 1): which kind of set it is, and whether its noise is full.
-    """
-
-    times: Tensor
-    kind: Tensor
-    full: Tensor
 
 
 class Steps(NamedTuple):
@@ -127,40 +116,29 @@ class NoiseModel:
             (power_ts * sigma_s**2 / sigma_t**2).sqrt(),
         )
 
-    def draw_times(
-        self, num_sets: int, mode: Mode, generator: Generator | None, device: torch.device
-    ) -> Int[Tensor, "B 2"]:
-        """Draw the time of expression and of position for each set; 0 where a modality is given.
+    def times_of(self, numbers: Float[Tensor, "B 4"], mode: Mode) -> Int[Tensor, "B 2"]:
+        """Return the time of expression and of position of each set; 0 where one is given.
 
         In `joint` training the sets fall into four kinds: the settings' `equal_time_share` has one
         time for both, `condition_share` has one modality given (either with equal chance), and the
         rest has two independent times. So one checkpoint serves all three modes. A
         `full_noise_share` of the sets with a given modality has the other one at T, where every
         sample begins and the point estimate is read off.
+
+        Parameters
+        ----------
+        numbers
+            Uniform in [0, 1): for the two times, the kind of a set, and whether its noise is full.
+        mode
+            What is trained.
         """
-        draw_device = device if generator is None else generator.device
-        numbers = self.draw_time_numbers(num_sets, mode, generator, draw_device)
-        return self.times_of(numbers, mode).to(device)
-
-    def draw_time_numbers(
-        self, num_sets: int, mode: Mode, generator: Generator | None, device: torch.device
-    ) -> TimeNumbers:
-        """Draw what the times of sets follow from."""
-        options: dict[str, Any] = {"generator": generator, "device": device}
-        times = torch.randint(1, self.num_timesteps + 1, (num_sets, 2), **options)
-        kind = full = times.new_zeros(num_sets, dtype=torch.float32)
-        if not TASKS[mode].is_conditional:
-            kind = torch.rand(num_sets, **options)
-        if self.settings.full_noise_share > 0:
-            full = torch.rand(num_sets, **options)
-        return TimeNumbers(times, kind, full)
-
-    def times_of(self, numbers: TimeNumbers, mode: Mode) -> Int[Tensor, "B 2"]:
-        """Return the times that the numbers stand for."""
-        times, kind, full = numbers
+        # float64: in float32 a number just below 1 may give T + 1.
+        times = 1 + (numbers[:, :2].double() * self.num_timesteps).long()
+        kind, full = numbers[:, 2], numbers[:, 3]
         task = TASKS[mode]
         if task.is_conditional:
-            times = times * torch.tensor(task.noised(1), device=times.device)
+            pairs = zip(times.unbind(1), task.noised(1), strict=True)
+            times = torch.stack([time * noised for time, noised in pairs], dim=1)
         else:
             equal = self.settings.equal_time_share
             given = equal + self.settings.condition_share

@@ -1,7 +1,9 @@
 """The randomness of a step: a seed and the sets' keys enter; times, noise and masks leave.
 
-Each set draws from a stream of its own, a pure function of (seed, what for, key of the set). So it
-does not change with the other sets of the batch, the number of ranks, or a resumed run.
+Each set has a seed of its own, a pure function of (seed, what for, key of the set), and its numbers
+are hashes of that seed (`counter_noise.py`). So they do not change with the other sets of the
+batch, the number of ranks, or a resumed run. The host works out the seeds; all else is drawn for
+all sets at once, on the device of the batch.
 """
 
 import hashlib
@@ -10,28 +12,43 @@ from typing import NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from alphastomics.config import MaskingConfig, Mode
-from alphastomics.diffusion_model.masking import Hidden, draw_masks, hides
-from alphastomics.diffusion_model.noise import NoiseModel, TimeNumbers
+from alphastomics.diffusion_model.counter_noise import Stream, normal_numbers, uniform_numbers
+from alphastomics.diffusion_model.masking import Hidden, draw_masks
+from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.geometry import centered
 from alphastomics.utils.dataholder import DataHolder
+
+
+class Noise(NamedTuple):
+    """Standard noise of expression (B, N, G), and of position (B, N, 3), centred; 0 in padding."""
+
+    expression: Tensor
+    position: Tensor
 
 
 class StepRandomness(NamedTuple):
     """The random numbers of a batch.
 
-    Times (B, 2), a rotation of each set (B, 3, 3) where sets are rotated at random, noise of
-    expression (B, N, G) and of position (B, N, 3), and hidden entries.
+    Times (B, 2), a rotation of each set (B, 3, 3) where sets are rotated at random, hidden entries,
+    and the seeds (B) that noise follows from.
     """
 
     times: Tensor
     rotation: Tensor | None
-    expression: Tensor
-    position: Tensor
+    seeds: Tensor
     hidden: Hidden
+
+    def noise(self, batch: DataHolder) -> Noise:
+        """Return the noise of a batch."""
+        num_cells, num_genes = batch.expression.shape[1:]
+        mask, dtype = batch.node_mask, batch.expression.dtype
+        expression = normal_numbers(self.seeds, Stream.EXPRESSION_NOISE, (num_cells, num_genes))
+        position = normal_numbers(self.seeds, Stream.POSITION_NOISE, (num_cells, 3))
+        return Noise(expression.to(dtype) * mask[..., None], centered(position.to(dtype), mask))
 
 
 def seed_everything(seed: int, *, deterministic: bool) -> None:
@@ -82,6 +99,14 @@ def set_keys(batch: DataHolder) -> list[str]:
     return [str(cell) if cell >= 0 else f"set {index}" for index, cell in enumerate(first)]
 
 
+def seeds_on(device: torch.device, seeds: list[int]) -> Int64[Tensor, " B"]:
+    """Copy seeds to a device, without waiting for it."""
+    values = torch.tensor(seeds)
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def rotation_of(
     quaternion: Float[Tensor, "B 4"], mirrored: Bool[Tensor, " B"]
 ) -> Float[Tensor, "B 3 3"]:
@@ -99,40 +124,27 @@ def rotation_of(
     return torch.where(mirrored[:, None, None], -rotation, rotation)
 
 
-class SetNumbers(NamedTuple):
-    """What is drawn for one set beside its noise: for its times, masks, and pose.
-
-    A pose is a quaternion, and whether the set is mirrored.
-    """
-
-    times: TimeNumbers
-    masks: tuple[Tensor, Tensor] | None
-    pose: tuple[Tensor, Tensor] | None
-
-
 def draw_for_sets(
     noise_model: NoiseModel,
     mode: Mode,
     masking: MaskingConfig,
-    expression: Float[Tensor, "B N G"],
-    node_mask: Tensor,
-    step: int,
-    seeds: list[int],
+    shape: tuple[int, int],
+    step: Int[Tensor, ""],
+    seeds: Int64[Tensor, " B"],
     *,
     rotates: bool = True,
     reflection: bool,
 ) -> StepRandomness:
-    """Draw what a batch needs: each set from its own seed, and nothing waits for a GPU.
+    """Draw what a batch needs, each set from its own seed, on the device of the seeds.
 
-    The few numbers of a set that say what is done to it are drawn on the host; noise and masks on
-    the device of the batch.
+    The host reads nothing, so that a CUDA graph can hold all of it.
 
     Parameters
     ----------
     noise_model, mode, masking
         What is noised and hidden, and how.
-    expression, node_mask
-        The batch, for its shapes and device.
+    shape
+        Cells of a set, and genes.
     step
         Training steps done, for progressive masking.
     seeds
@@ -140,71 +152,27 @@ def draw_for_sets(
     rotates, reflection
         Whether sets are rotated at random, and mirrored, too.
     """
-    device, host = expression.device, torch.device("cpu")
-    on_device = torch.Generator(device)
-    on_host = on_device if device == host else torch.Generator()
-    noise, shift = torch.empty_like(expression), expression.new_empty(*node_mask.shape, 3)
-    sets = []
-    for index, seed in enumerate(seeds):
-        for generator in {on_device, on_host}:
-            generator.manual_seed(seed)
-        numbers = noise_model.draw_time_numbers(1, mode, on_host, host)
-        cells = expression[index : index + 1]
-        is_masked = hides(masking, on_host)
-        masks = draw_masks(masking, cells, step, on_device) if is_masked else None
-        for drawn in (noise[index], shift[index]):
-            torch.randn(drawn.shape, generator=on_device, out=drawn)
-        pose = None
-        if rotates:
-            quaternion = torch.randn(4, generator=on_host, dtype=torch.float64)
-            pose = quaternion, torch.rand((), generator=on_host) < 0.5
-        sets.append(SetNumbers(numbers, masks, pose))
-    joined = zip(*(each.times for each in sets), strict=True)
-    times_on_host = noise_model.times_of(TimeNumbers(*map(torch.cat, joined)), mode)
-    poses = [each.pose for each in sets if each.pose is not None]
-    rotation = None
-    if poses:
-        rotation = _moved(_rotations(poses, times_on_host, reflection=reflection), device)
-    times = _moved(times_on_host, device)
-    hidden = _join_hidden([each.masks for each in sets], expression, times)
-    return StepRandomness(
-        times, rotation, noise.mul_(node_mask[..., None]), centered(shift, node_mask), hidden
-    )
+    numbers = uniform_numbers(seeds, Stream.CHOICES, (1, 6))[:, 0]
+    times = noise_model.times_of(numbers[:, :4], mode)
+    rotation, hidden = None, Hidden(None, None)
+    if rotates:
+        quaternion = normal_numbers(seeds, Stream.POSE, (1, 4))[:, 0].double()
+        rotation = _rotations(quaternion, (numbers[:, 5] < 0.5) & reflection, times)
+    if masking.enable:
+        is_masked = numbers[:, 4, None] < masking.masking_probability
+        # Nothing is hidden of what is given.
+        hidden = draw_masks(masking, seeds, is_masked & (times > 0), shape, step)
+    return StepRandomness(times, rotation, seeds, hidden)
 
 
 def _rotations(
-    poses: list[tuple[Tensor, Tensor]], times: Int[Tensor, "B 2"], *, reflection: bool
+    quaternion: Float[Tensor, "B 4"], mirrored: Bool[Tensor, " B"], times: Int[Tensor, "B 2"]
 ) -> Float[Tensor, "B 3 3"]:
     """Return the rotation of each set; positions that are given keep their frame.
 
     In an atlas it says where a cell is.
     """
-    quaternion, mirrored = (torch.stack(values) for values in zip(*poses, strict=True))
-    rotation = rotation_of(quaternion, mirrored & reflection)
+    rotation = rotation_of(quaternion, mirrored)
     given = (times[:, 1] == 0)[:, None, None]
-    return torch.where(given, torch.eye(3, dtype=rotation.dtype), rotation)
-
-
-def _moved(value: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor of the host to a device, without waiting for it."""
-    if device.type == "cuda":
-        value = value.pin_memory()
-    return value.to(device, non_blocking=True)
-
-
-def _join_hidden(
-    parts: list[tuple[Tensor, Tensor] | None],
-    expression: Float[Tensor, "B N G"],
-    times: Int[Tensor, "B 2"],
-) -> Hidden:
-    """Put the sets' masks together; nothing is hidden of what is given."""
-    if all(part is None for part in parts):
-        return Hidden(None, None)
-    _, num_cells, num_genes = expression.shape
-
-    def join(index: int, width: int) -> Tensor:
-        empty = torch.zeros(1, num_cells, width, dtype=torch.bool, device=expression.device)
-        joined = torch.cat([empty if part is None else part[index] for part in parts])
-        return joined & (times[:, index, None, None] > 0)
-
-    return Hidden(join(0, num_genes), join(1, 3))
+    unrotated = torch.eye(3, dtype=rotation.dtype, device=rotation.device)
+    return torch.where(given, unrotated, rotation)

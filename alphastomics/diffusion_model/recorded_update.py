@@ -1,8 +1,8 @@
 """Updates of the weights as CUDA graphs: a batch enters, the weights move, a score leaves.
 
-Forward, backward, clipping, AdamW and average are some thousand small kernels; their launches take
-the host several times as long as the GPU takes to run them. Each kind of batch (padded or not,
-masked or not) is recorded once, and replayed on the same memory from then on.
+Random numbers, forward, backward, clipping, AdamW and average are some thousand small kernels;
+their launches take the host several times as long as the GPU takes to run them. Each kind of batch
+(padded or not) is recorded once, and replayed on the same memory from then on.
 """
 
 import logging
@@ -13,13 +13,13 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from alphastomics.attn_model.model import Model
 from alphastomics.config import Config
 from alphastomics.diffusion_model.cuda_graph import RecordingError, recorded
 from alphastomics.diffusion_model.ema import average_decay_on_device, update_average
-from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.diffusion_model.randomness import StepRandomness
 from alphastomics.diffusion_model.step import Scored
 from alphastomics.utils.dataholder import DataHolder
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Kinds of batches that are worth a graph of their own, in training and validation.
 MOST_GRAPHS = 12
-Act = Callable[[DataHolder, StepRandomness], Scored]
+Act = Callable[[DataHolder, Tensor], Scored]
 
 
 class Gradients(NamedTuple):
@@ -48,6 +48,9 @@ class Trained(Protocol):
     updates: Tensor
     skipped_steps: Tensor
     gradient_norm: Tensor
+
+    def randomness(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> StepRandomness:
+        """Draw the randomness of a batch from the seeds of its sets."""
 
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare."""
@@ -74,36 +77,36 @@ class RecordedUpdates:
         # Graphs run one after the other: what they need in between can share memory.
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def update(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
+    def update(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> Scored | None:
         """Update the weights with a batch; None where its kind cannot be recorded."""
         self.rate.fill_(self.optimizer.param_groups[0]["lr"])
-        done = self._do(self.step, batch, randomness)
+        done = self._do(self.step, batch, seeds)
         if done is None:
             return None
         done.leave_gradients()
         return done.scored
 
-    def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored | None:
+    def score(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> Scored | None:
         """Score a batch by the averaged weights; None where its kind cannot be recorded."""
         if self.module.average.position_head is not None and batch.expected is None:
             return None  # to find out makes the host wait
-        done = self._do(self.module.score, batch, randomness)
+        done = self._do(self.held_out, batch, seeds)
         return None if done is None else done.scored
 
-    def _do(self, act: Act, batch: DataHolder, randomness: StepRandomness) -> "_Recording | None":
+    def _do(self, act: Act, batch: DataHolder, seeds: Tensor) -> "_Recording | None":
         """Do something by its graph; None where there is none, and nothing was done."""
         smooths = self.module.model.smoothed_in is not None and batch.smoothed is None
         waits = smooths or batch.real_cells is None  # for the GPU
         if self.is_refused or waits:
             return None
-        kind = (act.__name__, _kind(batch, randomness))
+        kind = (act.__name__, _kind(batch))
         if kind not in self.recordings:
             if len(self.recordings) == MOST_GRAPHS:
                 return None
-            self.recordings[kind] = _Recording(self, act, batch, randomness)
+            self.recordings[kind] = _Recording(self, act, batch, seeds)
         recording = self.recordings[kind]
         try:
-            recording(batch, randomness)
+            recording(batch, seeds)
         except RecordingError as error:
             self.is_refused = True
             logger.warning(
@@ -112,12 +115,16 @@ class RecordedUpdates:
             return None
         return recording
 
-    def step(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
-        """Do what is recorded."""
+    def held_out(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> Scored:
+        """Score a batch, as it is recorded."""
+        return self.module.score(batch, self.module.randomness(batch, seeds))
+
+    def step(self, batch: DataHolder, seeds: Int64[Tensor, " B"]) -> Scored:
+        """Update the weights with a batch, as it is recorded."""
         module = self.module
         parameters = list(module.model.parameters())
         self.optimizer.zero_grad(set_to_none=True)
-        scored = module.score(batch, randomness)
+        scored = module.score(batch, module.randomness(batch, seeds))
         # The caller's autocast is for the forward pass alone.
         with torch.autocast(self.device.type, enabled=False):
             scored.terms.total.backward()  # type: ignore[no-untyped-call]
@@ -165,14 +172,11 @@ class _Recording:
     """The graph of one kind of batch, and the memory that it reads."""
 
     def __init__(
-        self, updates: RecordedUpdates, act: Act, batch: DataHolder, randomness: StepRandomness
+        self, updates: RecordedUpdates, act: Act, batch: DataHolder, seeds: Tensor
     ) -> None:
         # The host's knowledge of the cells is of one batch: a padded kind stays padded.
         self.batch = batch.mapped(torch.clone)
-        *numbers, hidden = randomness
-        masks = Hidden(*(None if mask is None else mask.clone() for mask in hidden))
-        copies = [None if value is None else value.clone() for value in numbers]
-        self.randomness = StepRandomness._make([*copies, masks])
+        self.seeds = seeds.clone()
         self.module, self.act = updates.module, act
         self.scored: Scored | None = None
         self.left: Gradients | None = None
@@ -180,20 +184,19 @@ class _Recording:
 
     def step(self) -> None:
         """Do it with what the memory holds."""
-        self.scored = self.act(self.batch, self.randomness)
+        self.scored = self.act(self.batch, self.seeds)
         weights = self.module.model.parameters()
         self.left = Gradients(self.module.gradient_norm, [weight.grad for weight in weights])
 
-    def __call__(self, batch: DataHolder, randomness: StepRandomness) -> None:
+    def __call__(self, batch: DataHolder, seeds: Tensor) -> None:
         """Put a batch into the memory, and do it."""
         for name, value in _tensors(batch):
             getattr(self.batch, name).copy_(value)
-        for kept, value in zip(_flat(self.randomness), _flat(randomness), strict=True):
-            kept.copy_(value)
+        self.seeds.copy_(seeds)
         self.recorded()
         assert self.scored is not None
         batch = replace(batch, diffusion_time=self.scored.batch.diffusion_time)
-        self.scored = self.scored._replace(batch=batch, times=randomness.times)
+        self.scored = self.scored._replace(batch=batch)
 
     def leave_gradients(self) -> None:
         """Leave the gradients of this graph with the weights, as an update without one does."""
@@ -221,14 +224,7 @@ def _tensors(batch: DataHolder) -> list[tuple[str, Tensor]]:
     return [(name, value) for name, value in named if isinstance(value, Tensor)]
 
 
-def _flat(randomness: StepRandomness) -> list[Tensor]:
-    """List the tensors of a batch's randomness."""
-    *numbers, hidden = randomness
-    return [value for value in (*numbers, *hidden) if value is not None]
-
-
-def _kind(batch: DataHolder, randomness: StepRandomness) -> tuple[Any, ...]:
+def _kind(batch: DataHolder) -> tuple[Any, ...]:
     """Return what two batches have in common that one graph serves."""
     shapes = tuple((name, value.shape, value.dtype) for name, value in _tensors(batch))
-    hidden = tuple(mask is None for mask in randomness.hidden)
-    return shapes, hidden, batch.padding_mask is None
+    return shapes, batch.padding_mask is None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from alphastomics.preprocessing.cell_table import CellTable, Rows
-from alphastomics.preprocessing.sets import BatchShape, length, padded_rows, shared_tensor
+from alphastomics.preprocessing.sets import BatchShape, length, shared_tensor
 from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.utils.dataholder import NONE, DataHolder
 
@@ -63,13 +63,12 @@ class ResidentCells:
 
     def batch(self, shape: BatchShape, sets: Sequence[Rows]) -> DataHolder:
         """Make a batch of at most `sets_per_batch` sets; what is lacking is padded and masked."""
-        sizes = [length(rows) for rows in sets]
-        rows = np.full(shape.cells, len(self.cell_id) - 1)
-        if sets:
-            rows[padded_rows(sizes, shape.set_size)] = np.concatenate(
-                [np.r_[each] for each in sets]
-            )
-        index = torch.from_numpy(rows)
+        sizes = [length(each) for each in sets]
+        rows = np.full((shape.sets_per_batch, shape.set_size), len(self.cell_id) - 1)
+        for number, (each, size) in enumerate(zip(sets, sizes, strict=True)):
+            chosen_rows = np.arange(each.start, each.stop) if isinstance(each, slice) else each
+            rows[number, :size] = chosen_rows
+        index = torch.from_numpy(rows.ravel())
         if self.device.type == "cuda":
             index = index.pin_memory()
         index = index.to(self.device, non_blocking=True)
@@ -78,7 +77,7 @@ class ResidentCells:
             taken = column.index_select(0, index)
             return taken.reshape(shape.sets_per_batch, shape.set_size, *taken.shape[1:])
 
-        first = self.cell_id[rows.reshape(-1, shape.set_size)[:, 0]]
+        first = self.cell_id[rows[:, 0]]
         return DataHolder(
             **{name: chosen(column) for name, column in self.columns.items()},
             measured_genes=self.measured_genes,

@@ -22,7 +22,7 @@ from alphastomics.attn_model.inspection import gate_moments
 from alphastomics.attn_model.model import Prediction
 from alphastomics.config import Config
 from alphastomics.diffusion_model.loss import Cells, Entries
-from alphastomics.diffusion_model.masking import draw_hidden
+from alphastomics.diffusion_model.masking import draw_masks
 from alphastomics.diffusion_model.module import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.noise import centered_noise
 from alphastomics.preprocessing.batch_loader import BatchLoader
@@ -178,9 +178,10 @@ def masked_diffusion(stage: Stage) -> list[Check]:
     with seeded(stage.config):
         module = MaskedDiffusionModule(stage.config, stage.batch.expression.shape[-1]).eval()
     settings, batch = module.config.masking, stage.batch
-    noised = torch.ones(len(batch.node_mask), 2, dtype=torch.bool)
-    late = settings.progressive_steps
-    hidden = draw_hidden(settings, batch.expression, noised, late, stage.generator)
+    num_sets, num_cells, num_genes = batch.expression.shape
+    noised = torch.ones(num_sets, 2, dtype=torch.bool)
+    late, seeds = torch.tensor(settings.progressive_steps), torch.arange(num_sets)
+    hidden = draw_masks(settings, seeds, noised, (num_cells, num_genes), late)
     assert hidden.expression is not None
     assert hidden.position is not None
     model = copy.deepcopy(module.model).double()

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from alphastomics.config import MaskingConfig
-from alphastomics.diffusion_model.masking import draw_hidden, grown_ratio
+from alphastomics.config import DiffusionConfig, MaskingConfig
+from alphastomics.diffusion_model.masking import draw_masks, grown_ratio
+from alphastomics.diffusion_model.noise import NoiseModel
+from alphastomics.diffusion_model.randomness import StepRandomness, draw_for_sets
 
 BOTH = torch.ones(40, 2, dtype=torch.bool)
 
@@ -14,8 +16,13 @@ def settings(**changes) -> MaskingConfig:
 
 
 def hidden(config: MaskingConfig, noised=BOTH, step=0, seed=0, genes=37):
-    generator = torch.Generator().manual_seed(seed)
-    return draw_hidden(config, torch.zeros(len(noised), 50, genes), noised, step, generator)
+    seeds = 1000 * seed + torch.arange(len(noised))
+    return draw_masks(config, seeds, noised, (50, genes), torch.tensor(step))
+
+
+def drawn(config: MaskingConfig, num_sets: int) -> StepRandomness:
+    noise, seeds = NoiseModel(DiffusionConfig()), torch.arange(num_sets)
+    return draw_for_sets(noise, "joint", config, (50, 37), torch.tensor(0), seeds, reflection=True)
 
 
 @pytest.mark.parametrize("strategy", ["random", "block", "structured"])
@@ -62,14 +69,33 @@ def test_a_given_modality_is_never_hidden():
     assert not mask.expression[1].any()
 
 
-def test_masking_probability_is_the_share_of_steps_that_mask():
-    config = settings(masking_probability=0.3)
-    masked = [hidden(config, seed=seed).expression is not None for seed in range(400)]
-    assert sum(masked) / 400 == pytest.approx(0.3, abs=0.07)
-    assert hidden(MaskingConfig(enable=False)).expression is None
+def test_masking_probability_is_the_share_of_sets_that_are_masked():
+    sets = drawn(settings(masking_probability=0.3), 2000)
+    may_hide = sets.times > 0
+    parts = (mask.any((1, 2)) for mask in sets.hidden)
+    masked = torch.stack(list(parts), dim=1)
+    assert not masked[~may_hide].any()
+    assert float(masked[may_hide].double().mean()) == pytest.approx(0.3, abs=0.03)
+    # Expression and position of a set are masked together, or neither is.
+    both = may_hide.all(1)
+    assert torch.equal(masked[both, 0], masked[both, 1])
+
+
+def test_nothing_is_masked_unless_asked_for():
+    assert drawn(MaskingConfig(enable=False), 5).hidden == (None, None)
+
+
+@pytest.mark.parametrize("strategy", ["random", "block", "structured"])
+def test_masks_do_not_change_with_padding_and_other_sets(strategy: str):
+    config, seeds = settings(mask_strategy=strategy), torch.tensor([4, 9, 2])
+    whole = draw_masks(config, seeds, BOTH[:3], (50, 37), torch.tensor(0))
+    part = draw_masks(config, seeds[[2, 0]], BOTH[:2], (20, 37), torch.tensor(0))
+    assert torch.equal(whole.expression[[2, 0], :20], part.expression)
+    assert torch.equal(whole.position[[2, 0], :20], part.position)
 
 
 def test_progressive_masking_grows_from_nothing_to_the_ratio():
     config = settings(progressive_masking=True, progressive_steps=100)
-    assert [grown_ratio(0.3, config, step) for step in (0, 50, 100, 500)] == [0, 0.15, 0.3, 0.3]
+    grown = [float(grown_ratio(0.3, config, torch.tensor(step))) for step in (0, 50, 100, 500)]
+    assert grown == pytest.approx([0, 0.15, 0.3, 0.3])
     assert not hidden(config, step=0).expression.any()

@@ -1,6 +1,7 @@
 """The module: units, averages, learning rate, and gradients that are not finite."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from alphastomics.config import Config
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule, MaskedDiffusionModule
 from alphastomics.diffusion_model.ema import average_decay, update_average
-from alphastomics.diffusion_model.randomness import draw_for_sets, rotation_of, stream_seed
+from alphastomics.diffusion_model.randomness import rotation_of, stream_seed
 from alphastomics.diffusion_model.updating_module import learning_rate_factor
 from alphastomics.errors import InputError
 from alphastomics.utils.dataholder import DataHolder
@@ -73,22 +74,58 @@ def test_a_given_modality_reaches_the_network_as_it_is_and_is_not_scored(mode, g
     assert float(getattr(scored.terms, other).detach()) > 0
 
 
-def test_the_draw_of_a_set_depends_on_nothing_but_its_key():
-    module = AlphaSTomicsModule(config(masking={"enable": True}), 5)
+def test_the_randomness_of_a_set_depends_on_nothing_but_its_seed():
+    module = AlphaSTomicsModule(
+        config(masking={"enable": True}, diffusion={"position_frame": "random"}), 5
+    )
     cells = batch(3)
-    seeds = [stream_seed(1, key) for key in "abc"]
+    cells = replace(cells, node_mask=torch.ones_like(cells.node_mask))
+    seeds = torch.tensor([stream_seed(1, key) for key in "abc"])
+    order, num_cells = [2, 0], cells.node_mask.shape[1] - 3
+    # Other sets beside it, in another order, and less padding.
+    fewer = cells.mapped(lambda values: values[order, :num_cells] if len(values) == 3 else values)
+    whole, part = module.randomness(cells, seeds), module.randomness(fewer, seeds[order])
+    for one, other in ((whole.times, part.times), (whole.rotation, part.rotation)):
+        torch.testing.assert_close(one[order], other)
+    pairs = [
+        *zip(whole.hidden, part.hidden, strict=True),
+        (whole.noise(cells).expression, part.noise(fewer).expression),
+    ]
+    for one, other in pairs:
+        torch.testing.assert_close(one[order, :num_cells], other)
 
-    def draw(order):
-        return draw_for_sets(
-            module.noise_model, "joint", module.config.masking, cells.expression[order],
-            cells.node_mask[order], 0, [seeds[index] for index in order], reflection=True,
-        )  # fmt: skip
 
-    whole, part = draw([0, 1, 2]), draw([2, 0])
-    for one, other in ((whole.times, part.times), (whole.expression, part.expression),
-                       (whole.position, part.position),
-                       (whole.hidden.expression, part.hidden.expression)):  # fmt: skip
-        torch.testing.assert_close(one[[2, 0]], other, rtol=0, atol=0)
+def test_noise_of_positions_has_no_mean_and_padding_none():
+    module, cells = AlphaSTomicsModule(config(), 5), batch(4, 30)
+    cells.node_mask[1, 20:] = False
+    noise = module.draw(cells, "test").noise(cells)
+    assert float(noise.position.sum(1).abs().max()) < 1e-4
+    for values in noise:
+        assert not values[~cells.node_mask].any()
+        assert float(values[cells.node_mask].std()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_randomness_follows_from_seed_and_purpose_and_leaves_the_global_state_alone():
+    module, cells = AlphaSTomicsModule(config(masking={"enable": True}), 5), batch()
+    before = torch.random.get_rng_state()
+    one, same, other = (module.draw(cells, "train", epoch) for epoch in (0, 0, 1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    for part in range(2):
+        noise = [each.noise(cells)[part] for each in (one, same, other)]
+        assert torch.equal(noise[0], noise[1])
+        assert not torch.isclose(noise[0], noise[2])[cells.node_mask].any()
+    assert torch.equal(one.times, same.times)
+    assert torch.equal(one.hidden.expression, same.hidden.expression)
+
+
+def test_all_but_the_seeds_is_drawn_without_the_host():
+    """A tensor without values stands for one that the host would have to wait for."""
+    settings = config(masking={"enable": True, "progressive_masking": True},
+                      diffusion={"position_frame": "random"})  # fmt: skip
+    module, cells = AlphaSTomicsModule(settings, 5).to("meta"), batch().to("meta")
+    randomness = module.randomness(cells, torch.zeros(len(cells.node_mask)).long().to("meta"))
+    drawn = (*randomness[:3], *randomness.hidden, *randomness.noise(cells))
+    assert {values.device.type for values in drawn} == {"meta"}
 
 
 def test_turns_are_uniform_and_mirrored_where_allowed():
@@ -131,9 +168,11 @@ def test_what_hidden_entries_hold_is_not_seen():
     cells = batch()
     randomness = module.draw(cells, "test")
     hidden = randomness.hidden.expression
-    noise = torch.where(hidden, randomness.expression + 7.0, randomness.expression)
     one = module.score(cells, randomness).prediction
-    other = module.score(cells, randomness._replace(expression=noise)).prediction
+    changed = replace(
+        cells, expression=torch.where(hidden, cells.expression + 7.0, cells.expression)
+    )
+    other = module.score(changed, randomness).prediction
     torch.testing.assert_close(one.position, other.position)
 
 

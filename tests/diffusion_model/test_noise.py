@@ -119,7 +119,7 @@ def test_centering_leaves_padding_at_zero():
 
 @pytest.mark.parametrize(("mode", "given"), [("expr_to_pos", 0), ("pos_to_expr", 1)])
 def test_a_conditional_mode_noises_one_modality(mode: str, given: int):
-    times = NOISE.draw_times(500, mode, generator(), torch.device("cpu"))
+    times = NOISE.times_of(torch.rand(500, 4, generator=generator()), mode)
     assert (times[:, given] == 0).all()
     assert times[:, 1 - given].min() >= 1
     assert times.max() <= 1000
@@ -127,7 +127,7 @@ def test_a_conditional_mode_noises_one_modality(mode: str, given: int):
 
 def test_joint_times_come_in_the_stated_shares_and_are_uniform():
     noise = NoiseModel(DiffusionConfig(full_noise_share=0))
-    times = noise.draw_times(40_000, "joint", generator(), torch.device("cpu")).numpy()
+    times = noise.times_of(torch.rand(40_000, 4, generator=generator()), "joint").numpy()
     equal = (times[:, 0] == times[:, 1]).mean()
     given = [(times[:, modality] == 0).mean() for modality in (0, 1)]
     assert equal == pytest.approx(0.25, abs=0.01)
@@ -138,11 +138,11 @@ def test_joint_times_come_in_the_stated_shares_and_are_uniform():
         assert stats.kstest(drawn / 1000, "uniform").pvalue > 1e-3
 
 
-def test_a_generator_decides_the_draw_and_the_global_state_is_left_alone():
-    before = torch.random.get_rng_state()
-    times = [NOISE.draw_times(50, "joint", generator(3), torch.device("cpu")) for _ in range(2)]
-    assert torch.equal(*times)
-    assert torch.equal(before, torch.random.get_rng_state())
+def test_the_least_and_the_largest_number_are_the_first_and_the_last_time():
+    largest = 1 - 2**-24
+    numbers = torch.tensor([[0, largest, 0.99, 1], [largest, 0, 0.99, 1], [0.5, 0.25, 0.1, 1]])
+    noise = NoiseModel(DiffusionConfig(equal_time_share=0.2))
+    assert noise.times_of(numbers, "joint").tolist() == [[1, 1000], [1000, 1], [501, 501]]
 
 
 def test_noising_has_the_closed_form_mean_and_variance():
@@ -158,7 +158,7 @@ def test_noising_has_the_closed_form_mean_and_variance():
 
 def test_a_share_of_the_conditioned_sets_is_all_noise() -> None:
     settings = DiffusionConfig(full_noise_share=0.6, condition_share=0.5)
-    times = NoiseModel(settings).draw_times(40_000, "joint", generator(), torch.device("cpu"))
+    times = NoiseModel(settings).times_of(torch.rand(40_000, 4, generator=generator()), "joint")
     given = (times == 0).any(1)
     full = (times == settings.num_timesteps).any(1)
     assert float(full[given].double().mean()) == pytest.approx(0.6, abs=0.02)

@@ -53,7 +53,13 @@ class Recorded(AlphaSTomicsModule):
 
 
 def trained(
-    kind: type, batches: list[DataHolder], device: str, *, layer: dict | None = None, **training
+    kind: type,
+    batches: list[DataHolder],
+    device: str,
+    *,
+    layer: dict | None = None,
+    masking: dict | None = None,
+    **training,
 ) -> AlphaSTomicsModule:
     """Train a small network on some batches."""
     torch.manual_seed(0)
@@ -63,6 +69,7 @@ def trained(
         loss={"position": "aligned"},
         training={"max_epochs": 1, **training},
         TransformerLayer_setting=layer or {},
+        masking=masking or {},
     )
     module = kind(settings, GENES, position_scale=10.0)
     module.num_batches = len(batches)
@@ -89,14 +96,25 @@ LAYERS = [
 ]
 
 
+# Some sets are masked, by ratios that grow: both change from step to step on the device.
+MASKING = {
+    "enable": True,
+    "masking_probability": 0.5,
+    "progressive_masking": True,
+    "progressive_steps": 2 * WARM_UP,
+}
+KINDS = [*((layer, {}) for layer in LAYERS), ({}, MASKING)]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_weights_and_average_are_those_of_single_parts(device: str, layer: dict):
+@pytest.mark.parametrize(("layer", "masking"), KINDS)
+def test_weights_and_average_are_those_of_single_parts(device: str, layer: dict, masking: dict):
     batches = [cell_batch(n, padded=n % 3 == 1) for n in range(4 * WARM_UP)]
-    recorded, plain = (trained(kind, batches, device, layer=layer)
+    parts = {"layer": layer, "masking": masking}
+    recorded, plain = (trained(kind, batches, device, **parts)
                        for kind in (Recorded, AlphaSTomicsModule))  # fmt: skip
-    start = trained(AlphaSTomicsModule, batches[:1], device, layer=layer)
+    start = trained(AlphaSTomicsModule, batches[:1], device, **parts)
     tolerance = {"rtol": 1e-4, "atol": 1e-6} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-4}
     for name, expected in plain.state_dict().items():
         # Positions are centred: the gradient of their bias is rounding, which AdamW makes large.
@@ -132,7 +150,7 @@ def test_an_infinite_gradient_leaves_the_weights_and_is_named(device: str):
 def test_a_batch_that_the_host_has_not_counted_is_updated_part_by_part():
     batches = [replace(cell_batch(n, padded=False), real_cells=None) for n in range(3)]
     recorded, plain = (trained(kind, batches, "cpu") for kind in (Recorded, AlphaSTomicsModule))
-    assert {act for act, _ in recorded.recorded_kinds} == {"score"}
+    assert {act for act, _ in recorded.recorded_kinds} == {"held_out"}
     assert recorded.updates_done == len(batches)
     for name, expected in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], expected), name
