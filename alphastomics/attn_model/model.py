@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from alphastomics.attn_model.count_model import CountModel
 from alphastomics.attn_model.embedding import seen_coordinates
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.inputs import require_masks
+from alphastomics.attn_model.layers import zero_linear
 from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.neighbourhood import smoothed_expression
 from alphastomics.attn_model.position_head import PositionHead, position_at_start
@@ -54,11 +56,15 @@ class Auxiliary(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Predicted clean expression (B, N, G) and positions (B, N, 3), centred; padding is zero."""
+    """Predicted clean expression (B, N, G) and positions (B, N, 3), centred; padding is zero.
+
+    `latent` (B, N, L) is that of expression, where the network was given a noisy one.
+    """
 
     expression: Tensor
     position: Tensor
     aux: Auxiliary
+    latent: Tensor | None = None
 
 
 def known_values(
@@ -94,6 +100,8 @@ class Model(nn.Module):
         Kind of attention, gate and feed-forward.
     expects_positions
         Whether a head says where given expression is expected; needs smoothing.
+    num_latents
+        Width L of the latent of a cell's expression; 0: expression has none.
     **sizes
         Values of `size` by their names in `ModelConfig`, as in `Model(40, d_model=32)`.
     """
@@ -105,6 +113,7 @@ class Model(nn.Module):
         size: ModelConfig = _SIZE,
         settings: LayerConfig = _SETTINGS,
         expects_positions: bool = False,
+        num_latents: int = 0,
         **sizes: Any,
     ) -> None:
         super().__init__()
@@ -143,6 +152,16 @@ class Model(nn.Module):
         self.position_head = (
             PositionHead(num_genes, num_smoothed) if expects_positions and num_smoothed else None
         )
+        self.count_model: CountModel | None = None
+        if num_latents:
+            self.count_model = CountModel(num_genes, num_latents)
+            self.latent_in = nn.Sequential(
+                nn.Linear(2 * num_latents, size.d_model),
+                nn.SiLU(),
+                nn.Linear(size.d_model, size.d_model),
+            )
+            self.latent_out = zero_linear(size.d_model, num_latents)
+            self.count_model.requires_grad_(requires_grad=False)
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_STD)
         self.unseen_share = nn.Linear(2, size.d_model, bias=False)
 
@@ -174,6 +193,7 @@ class Model(nn.Module):
             size=size,
             settings=config.layer,
             expects_positions=config.has_position_head,
+            num_latents=config.num_latents,
         )
 
     def forward(
@@ -188,6 +208,7 @@ class Model(nn.Module):
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
         smoothed: Float[Tensor, "B N F"] | None = None,
         expected: Float[Tensor, "B N 3"] | None = None,
+        latent: Float[Tensor, "B N L"] | None = None,
         output_hidden_states: bool = False,
     ) -> Prediction:
         """Predict the clean cells.
@@ -208,6 +229,9 @@ class Model(nn.Module):
             True for entries hidden by masked diffusion; whatever they hold is not seen.
         smoothed, expected
             What `prepare` returned for these cells: saves the work when they are seen again.
+        latent
+            Noisy latents of expression, in place of noisy values: those are then 0. Sets with
+            given expression do not look at them.
         output_hidden_states
             Return the cells that enter the first layer and leave each.
         """
@@ -228,6 +252,10 @@ class Model(nn.Module):
             expected = expected.detach().to(position.dtype)
             seen = seen_coordinates(expected, node_mask, None)
             context = context + self.trunk.position_in(expected, seen) * given
+        alone = None
+        if self.count_model is not None and latent is not None:
+            alone = self.count_model.denoise(latent, diffusion_time[:, 0])
+            context = context + self.latent_in(torch.cat([latent, alone], dim=-1)) * ~given
         output = self.trunk.denoise(
             *(visible, diffusion_time, position, node_mask),
             position_hidden=position_hidden,
@@ -235,7 +263,10 @@ class Model(nn.Module):
             keep_hidden=output_hidden_states,
         )
         position = position_at_start(output.position, expected, diffusion_time)
-        return Prediction(output.expression, position, self._auxiliary(output, node_mask))
+        if alone is not None:
+            # What neighbours and positions add to what the cell's own latent says.
+            alone = without_padding(alone + self.latent_out(output.cells), node_mask)
+        return Prediction(output.expression, position, self._auxiliary(output, node_mask), alone)
 
     def prepare(
         self,

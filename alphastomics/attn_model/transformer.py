@@ -41,8 +41,8 @@ _SETTINGS = LayerConfig()
 class TrunkOutput(NamedTuple):
     """Denoised expression (B, N, E) and positions (B, N, 3), and what each layer did.
 
-    `hidden` holds the cells (B, N, D) that entered the first layer and that left each one, if asked
-    for.
+    `cells` (B, N, D) is what both were read off; `hidden` holds the cells that entered the first
+    layer and that left each one, if asked for.
     """
 
     expression: Tensor
@@ -50,6 +50,7 @@ class TrunkOutput(NamedTuple):
     gates: tuple[Tensor, ...]
     routing: tuple[RouterStatistics, ...]
     hidden: tuple[Tensor, ...]
+    cells: Tensor
 
 
 class GatedSelfAttentionModel(nn.Module):
@@ -199,10 +200,12 @@ class GatedSelfAttentionModel(nn.Module):
             hidden += [cells] if keep_hidden else []
             gates += [] if output.gate is None else [output.gate.detach()]
             routing += [] if output.routing is None else [output.routing]
+        cells = self._modulated(cells, time)
         clean, clean_position = self._decode(cells, time, expression, offset)
         clean = without_padding(clean, node_mask)
         clean_position = centered(clean_position, seen_coordinates(position, node_mask, None))
-        return TrunkOutput(clean, clean_position, tuple(gates), tuple(routing), tuple(hidden))
+        layers = tuple(gates), tuple(routing), tuple(hidden)
+        return TrunkOutput(clean, clean_position, *layers, cells)
 
     def _run(
         self,
@@ -215,6 +218,13 @@ class GatedSelfAttentionModel(nn.Module):
         if not (self.checkpointing and torch.is_grad_enabled()):
             return layer(cells, time, node_mask)
         return checkpoint(layer, cells, time, node_mask, use_reentrant=False)
+
+    def _modulated(
+        self, cells: Float[Tensor, "B N D"], time: Float[Tensor, "B D"]
+    ) -> Float[Tensor, "B N D"]:
+        """Let the time act on the cells that leave the last layer."""
+        shift, scale = self.time_modulation(F.silu(time))[:, None].chunk(2, dim=-1)
+        return modulate(cells, shift, scale)
 
     def _decode(
         self,
@@ -230,8 +240,6 @@ class GatedSelfAttentionModel(nn.Module):
         each gene's values, for which there are curves.
         """
         dtype = self.position_out.weight.dtype
-        shift, scale = self.time_modulation(F.silu(time))[:, None].chunk(2, dim=-1)
-        cells = modulate(cells, shift, scale)
         share = self.skip(F.silu(time)).to(dtype)[:, None]
         decoded = self.expression_out(cells).to(dtype) + share[..., :1] * expression.to(dtype)
         decoded = decoded + self.gene_curve(expression, time)

@@ -5,6 +5,7 @@ from alphastomics.config.run import DistributedConfig, ExtractConfig, LoggingCon
 from alphastomics.config.schema import (
     Config,
     DiffusionConfig,
+    ExpressionConfig,
     LayerConfig,
     LossConfig,
     MaskingConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "Config",
     "DiffusionConfig",
     "DistributedConfig",
+    "ExpressionConfig",
     "ExtractConfig",
     "LayerConfig",
     "LoadingConfig",

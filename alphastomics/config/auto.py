@@ -41,6 +41,7 @@ DOCUMENTED = (
     "training.early_stopping",
     "sampling.num_steps",
 )
+COUNT_UPDATES = {"cpu": 1_000, "gpu": 3_000}
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000
 # Cells that take more memory than this are read as they are needed.
@@ -227,6 +228,8 @@ def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[C
         Choice("diffusion.condition_share", condition, "one checkpoint for all tasks"),
         Choice("diffusion.equal_time_share", equal, "the remaining sets learn new tissue"),
         Choice("diffusion.full_noise_share", 0.3, "where sampling begins"),
+        Choice("expression.space", "latent", "counts are drawn at the end"),
+        Choice("expression.updates", COUNT_UPDATES[device.kind], "of the count model"),
         Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
         Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
         Choice("training.weight_decay", 0.01, "against overfitting to few animals"),

@@ -191,6 +191,18 @@ class DiffusionConfig(Section):
         return self
 
 
+class ExpressionConfig(Section):
+    """What of expression is diffused."""
+
+    space: Literal["latent", "genes"] = setting(
+        "genes",
+        "Diffuse latents of a count model, from which counts are drawn, or the genes' values.",
+        auto=True,
+    )
+    latents: int = count(32, "Latents of a cell.")
+    updates: int = count(2000, "Updates of the count model.", auto=True)
+
+
 class TrainingConfig(Section):
     """How a model is trained."""
 
@@ -279,6 +291,7 @@ class Config(Section):
     seed: SeedConfig = SeedConfig()
     model: ModelConfig = ModelConfig()
     diffusion: DiffusionConfig = DiffusionConfig()
+    expression: ExpressionConfig = ExpressionConfig()
     training: TrainingConfig = TrainingConfig()
     masking: MaskingConfig = MaskingConfig()
     loss: LossConfig = LossConfig()
@@ -298,6 +311,12 @@ class Config(Section):
             and self.model.smoothing_rounds > 0
             and any(task.generates_position for task in tasks_of(self.training.mode))
         )
+
+    @property
+    def num_latents(self) -> int:
+        """Latents of a cell's expression: 0 where expression is not diffused in them."""
+        is_made = any(task.generates_expression for task in tasks_of(self.training.mode))
+        return self.expression.latents if is_made and self.expression.space == "latent" else 0
 
     @model_validator(mode="after")
     def sections_agree(self) -> "Config":

@@ -175,6 +175,8 @@ def require_metadata(metadata: dict[str, Any], path: Path) -> None:
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
         "flat": isinstance(metadata.get("flat"), bool),
         "training_digest": isinstance(metadata.get("training_digest"), str | None),
+        "styles": isinstance(metadata.get("styles", []), list)
+        and all(isinstance(name, str) for name in metadata.get("styles", [])),
     }
     for key, holds in sound.items():
         if not holds:
@@ -192,6 +194,7 @@ def model_metadata(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str
         "normalization": module.normalization,
         "flat": module.planar,
         "training_digest": module.training_digest,
+        "styles": module.style_names,
     }
 
 
@@ -265,6 +268,7 @@ def module_of(
     module.normalization = metadata.get("normalization")
     module.planar = metadata["flat"]
     module.training_digest = metadata.get("training_digest")
+    module.style_names = list(metadata.get("styles", []))
     return module.eval()
 
 

@@ -29,6 +29,7 @@ class Stream(IntEnum):
     POSITION_NOISE = 3
     EXPRESSION_MASK = 4
     POSITION_MASK = 5
+    LATENT = 6
 
 
 def shifted(values: Int64[Tensor, "*shape"], by: int) -> Int64[Tensor, "*shape"]:

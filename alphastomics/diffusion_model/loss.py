@@ -190,6 +190,19 @@ class DualModalLoss(nn.Module):
         weighted = [weight * terms[name] for name, weight in self.weights.items()]
         return LossTerms(sum(weighted, start=none), **terms)
 
+    def with_latents(
+        self, terms: LossTerms, predicted: Tensor, true: Tensor, entries: Entries
+    ) -> LossTerms:
+        """Add the error of latents to that of expression: mean over real cells of noised sets."""
+        counted = entries.node_mask[..., None]
+        if entries.noised is not None:
+            counted = counted & entries.noised[:, 0, None, None]
+        error = mean_over(squared_error(predicted, true), counted)
+        return terms._replace(
+            total=terms.total + self.lambda_expression * error,
+            expression=terms.expression + error,
+        )
+
     def expression_term(self, predicted: Cells, true: Cells, entries: Entries) -> Tensor:
         """Mean over real cells, measured genes and noised sets of the squared error."""
         counted = _counted_genes(entries, true.expression)

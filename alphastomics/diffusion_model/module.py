@@ -25,6 +25,7 @@ from alphastomics.diffusion_model.loss import (
 )
 from alphastomics.diffusion_model.noise import NoiseModel
 from alphastomics.diffusion_model.randomness import (
+    Noise,
     StepRandomness,
     draw_for_sets,
     seed_device,
@@ -114,15 +115,26 @@ class AlphaSTomicsModule(UpdatingModule):
 
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the data flow."""
-        settings, times, noise = self.config.diffusion, randomness.times, randomness.noise(batch)
+        settings, times = self.config.diffusion, randomness.times
+        noise = randomness.noise(batch, self.config.num_latents)
+        latent = self.latents_of(batch, noise)
+        noised = self.noise_model.noised(
+            batch.expression if latent is None else latent,
+            noise.expression,
+            times[:, 0],
+            settings.nu_expression,
+        )
+        expression = noised
+        if latent is not None:
+            # Given expression is that of genes, noised that of latents alone.
+            expression = batch.expression.masked_fill(times[:, :1, None] > 0, 0)
         seen = Seen(
-            self.noise_model.noised(
-                batch.expression, noise.expression, times[:, 0], settings.nu_expression
-            ),
+            expression,
             batch.padding_mask,
             batch.gene_mask,
             randomness.hidden,
             self.noise_model.network_time(times, batch.expression.dtype),
+            None if latent is None else noised,
         )
         smoothed = self.smoothed(batch, seen)
         rotation = self.rotation_of(batch, randomness, noise.position, seen, smoothed)
@@ -141,9 +153,21 @@ class AlphaSTomicsModule(UpdatingModule):
         )
         predicted = Cells(prediction.expression, prediction.position)
         terms = self.loss(predicted, true, entries, prediction.aux.penalty)
+        if latent is not None:
+            assert prediction.latent is not None
+            terms = self.loss.with_latents(terms, prediction.latent, latent, entries)
         tasks = errors_of_tasks(times, errors_of_sets(predicted, true, entries))
         batch = replace(batch, diffusion_time=seen.times)
         return Scored(terms, prediction, batch, times, tasks)
+
+    def latents_of(self, batch: DataHolder, noise: Noise) -> Float[Tensor, "B N L"] | None:
+        """Return latents of the batch's expression, where that is what is diffused."""
+        counts = self.denoiser.count_model
+        return (
+            None
+            if counts is None
+            else counts.latents(batch.expression, batch.gene_mask, noise.latent)
+        )
 
     def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network reads it."""

@@ -24,10 +24,14 @@ from alphastomics.utils.dataholder import DataHolder
 
 
 class Noise(NamedTuple):
-    """Standard noise of expression (B, N, G), and of position (B, N, 3), centred; 0 in padding."""
+    """Standard noise of expression (B, N, G), and of position (B, N, 3), centred; 0 in padding.
+
+    Where expression is diffused as latents, noise of those (B, N, L), and what they are drawn by.
+    """
 
     expression: Tensor
     position: Tensor
+    latent: Tensor | None = None
 
 
 class StepRandomness(NamedTuple):
@@ -42,13 +46,19 @@ class StepRandomness(NamedTuple):
     seeds: Tensor
     hidden: Hidden
 
-    def noise(self, batch: DataHolder) -> Noise:
-        """Return the noise of a batch."""
+    def noise(self, batch: DataHolder, num_latents: int = 0) -> Noise:
+        """Return the noise of a batch, of its latents if they have a width."""
         num_cells, num_genes = batch.expression.shape[1:]
         mask, dtype = batch.node_mask, batch.expression.dtype
-        expression = normal_numbers(self.seeds, Stream.EXPRESSION_NOISE, (num_cells, num_genes))
+        width = num_latents or num_genes
+        expression = normal_numbers(self.seeds, Stream.EXPRESSION_NOISE, (num_cells, width))
         position = normal_numbers(self.seeds, Stream.POSITION_NOISE, (num_cells, 3))
-        return Noise(expression.to(dtype) * mask[..., None], centered(position.to(dtype), mask))
+        latent = None
+        if num_latents:
+            latent = normal_numbers(self.seeds, Stream.LATENT, (num_cells, num_latents)).to(dtype)
+        return Noise(
+            expression.to(dtype) * mask[..., None], centered(position.to(dtype), mask), latent
+        )
 
 
 def seed_everything(seed: int, *, deterministic: bool) -> None:

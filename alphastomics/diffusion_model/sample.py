@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
+from alphastomics.attn_model.count_model import CountModel
 from alphastomics.config import Mode, SamplingConfig, Solver
 from alphastomics.diffusion_model.noise import (
     NoiseModel,
@@ -26,7 +27,7 @@ from alphastomics.diffusion_model.noise import (
 from alphastomics.diffusion_model.solvers import SOLVERS, STEPS, Step, level
 from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered, moved_onto
-from alphastomics.tasks import EXPRESSION, POSITION, TASKS
+from alphastomics.tasks import EXPRESSION, POSITION, TASKS, Task
 
 CELLS_THAT_FIX_A_FRAME = 3
 _SAMPLING = SamplingConfig()
@@ -99,6 +100,9 @@ class DiffusionSampler:
         self.noise_model = noise_model
         learned = getattr(self.model, "position_scale", None) or 1.0
         self.position_scale = learned if position_scale is None else position_scale
+        # Expression is generated as latents, which become counts, where the network has them.
+        self.counts: CountModel | None = getattr(self.model, "count_model", None)
+        self.style = 0
         mirrored = getattr(self.model, "reflection", True)
         self.reflection = mirrored if reflection is None else reflection
 
@@ -155,7 +159,13 @@ class DiffusionSampler:
         run.require(num_steps, sampler)
         with without_dropout(self.model):
             clean = run.solve(num_steps, sampler, noise, watch)
-        return run.outside(clean)
+            return run.outside(clean, is_mean=num_steps == 1)
+
+    def width_of(self, task: Task, num_genes: int) -> int:
+        """Return the width of expression on its way down: of latents where these are generated."""
+        if self.counts is None or not task.generates_expression:
+            return num_genes
+        return self.counts.num_latents
 
     @torch.no_grad()
     def prepare(
@@ -218,6 +228,12 @@ class _Run:
         self.prepared: dict[str, Tensor] = {}
         self.rotation: Tensor | None = None
         self.last: Tensor | None = None
+        self.counts = sampler.counts if self.task.generates_expression else None
+        # Where latents are generated: those of given expression, and the last expected expression.
+        self.latents: Tensor | None = None
+        self.expected = expression
+        if self.counts is not None:
+            self.latents = self.counts.latents(expression)
 
     def require(self, num_steps: int, solver: str) -> None:
         """Refuse what cannot be sampled."""
@@ -236,10 +252,11 @@ class _Run:
 
     def draw(self, modality: int) -> Float[Tensor, "B N F"]:
         """Draw noise of a modality's shape: that of positions is centred."""
-        (*sizes, num_genes), dtype = self.inner.expression.shape, self.inner.expression.dtype
+        sizes, dtype = self.mask.shape, self.inner.expression.dtype
         if modality == POSITION:
             return centered_noise((*sizes, 3), self.mask, self.generator, dtype)
-        return draw_noise((*sizes, num_genes), self.mask, self.generator, dtype)
+        width = self.sampler.width_of(self.task, self.inner.expression.shape[-1])
+        return draw_noise((*sizes, width), self.mask, self.generator, dtype)
 
     def start(self, noise: State | None) -> State:
         """Begin with noise for what is generated; what is given stays as it is."""
@@ -263,14 +280,22 @@ class _Run:
         if not self.prepared:
             given = not self.task.generates_expression
             self.prepared |= self.sampler.prepare(
-                noisy.expression, self.mask, genes, is_given=given
+                self.inner.expression, self.mask, genes, is_given=given
             )
-        cells = noisy.expression, noisy.position, network_time, self.mask
-        prediction = model(*cells, gene_mask=genes, **self.prepared)
+        seen, latent = noisy.expression, {}
+        if self.counts is not None:
+            seen, latent = torch.zeros_like(self.inner.expression), {"latent": seen}
+        cells = seen, noisy.position, network_time, self.mask
+        prediction = model(*cells, gene_mask=genes, **self.prepared, **latent)
         make_expression, make_position = self.generated
         expression = prediction.expression.to(noisy.expression.dtype)
         if not make_expression:
             expression = self.inner.expression
+        elif self.counts is not None:
+            self.expected, expression = expression, prediction.latent.to(expression.dtype)
+            if self.known.genes is not None:  # what is known of a cell in part is put in at the end
+                whole = self.known.genes.all(-1, keepdim=True)
+                expression = torch.where(whole, self.latents, expression)
         elif self.known.genes is not None:
             expression = torch.where(self.known.genes, self.inner.expression, expression)
         position = self.inner.position
@@ -353,10 +378,26 @@ class _Run:
             parts.append(STEPS[solver](noisy[index], clean[index], step))
         return State(*parts)
 
-    def outside(self, clean: State) -> tuple[Tensor, Tensor]:
+    def made_expression(self, clean: State, *, is_mean: bool) -> Float[Tensor, "B N G"]:
+        """Return generated expression; of latents its mean, or what is drawn by them."""
+        if self.counts is None:
+            return clean.expression
+        made = self.expected
+        if not is_mean:
+            latents = clean.expression.flatten(0, 1)
+            seed = torch.randint(2**62, (), generator=self.generator)
+            drawn = self.counts.draw(latents, self.sampler.style, int(seed)).expression
+            made = torch.from_numpy(drawn).reshape(made.shape).to(made)
+        if self.known.genes is not None:
+            made = torch.where(self.known.genes, self.given.expression, made)
+        return made * self.mask[..., None]
+
+    def outside(self, clean: State, *, is_mean: bool) -> tuple[Tensor, Tensor]:
         """Return to the user's units; what was given comes back as it came."""
         make_expression, make_position = self.generated
-        expression = clean.expression if make_expression else self.given.expression
+        expression = self.given.expression
+        if make_expression:
+            expression = self.made_expression(clean, is_mean=is_mean)
         if not make_position:
             return expression, self.given.position
         position = clean.position.double() * self.sampler.position_scale

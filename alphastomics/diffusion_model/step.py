@@ -35,6 +35,7 @@ class Seen(NamedTuple):
     gene_mask: Tensor
     hidden: Hidden
     times: Tensor
+    latent: Tensor | None = None
 
     def rows(self, chosen: Bool[Tensor, " B"], *, time: float) -> "Seen":
         """Return some of the sets, with their positions at another time."""
@@ -42,7 +43,9 @@ class Seen(NamedTuple):
         times = self.times[chosen].clone()
         times[:, 1] = time
         node_mask = None if self.node_mask is None else self.node_mask[chosen]
-        return Seen(self.expression[chosen], node_mask, self.gene_mask[chosen], hidden, times)
+        latent = None if self.latent is None else self.latent[chosen]
+        genes = self.gene_mask[chosen]
+        return Seen(self.expression[chosen], node_mask, genes, hidden, times, latent)
 
     def through(
         self,
@@ -62,6 +65,7 @@ class Seen(NamedTuple):
             position_hidden=self.hidden.position,
             smoothed=smoothed,
             expected=expected,
+            latent=self.latent,
         )
 
 

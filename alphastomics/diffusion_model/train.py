@@ -25,6 +25,7 @@ from alphastomics.diffusion_model.checkpoint import (
     export_weights,
     load_module,
 )
+from alphastomics.diffusion_model.count_fit import fit_count_model
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.monitor import Monitor
 from alphastomics.diffusion_model.position_fit import fit_position_head
@@ -235,7 +236,8 @@ def train(
                 logger.info("%s", line)
         with folder.running(first=first):
             if checkpoint is None:  # which else has it
-                fit_position_head(module, training, config, trainer.strategy.root_device)
+                for fit_part in (fit_position_head, fit_count_model):
+                    fit_part(module, training, config, trainer.strategy.root_device)
             seen = validation if has_validation and held_out else None
             run_fit(trainer, module, training, seen, checkpoint)
             return conclude(trainer, folder, keeper, split)

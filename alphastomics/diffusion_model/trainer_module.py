@@ -79,6 +79,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.scale_is_provisional = False
         self.genes: list[str] = []
         self.slice_names: list[str] = []
+        # Slices whose style the count model knows, in its order.
+        self.style_names: list[str] = []
         # What was done to the expression that the module is trained on; None where nobody said.
         self.normalization: dict[str, Any] | None = None
         # Whether every set that it is trained on lies in a plane: so does new tissue.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from alphastomics.config import Mode, SamplingConfig
@@ -47,7 +47,8 @@ PLANAR_SHARE = 0.1
 class Generated:
     """Generated cells and the std of the samples, in the order of the input.
 
-    `seams` are those of slices that were too large for one set.
+    `seams` are those of slices that were too large for one set. `counts` are those that sampled
+    expression stands for, where the model was trained on counts.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -55,6 +56,7 @@ class Generated:
     position: Float[np.ndarray, "N 3"]
     position_std: Float[np.ndarray, "N 3"]
     seams: tuple[Seam, ...] = ()
+    counts: Int64[np.ndarray, "N G"] | None = None
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
@@ -117,15 +119,24 @@ def generate(
     calls = sum(network_calls(cells, settings, device, num_steps) for num_steps in ways)
     steps = calls * settings.num_samples
     seams: list[Seam] = []
+    counts: dict[int, np.ndarray] = {}
     with track(f"{purpose} {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             results, seam = generate_slice(sampler, settings, advance, planar=cells.dims == 2)
-            arrays.put(cells.rows_of(number), results)
+            rows = cells.rows_of(number)
+            arrays.put(rows, results)
+            if settings.estimator == "sample" and sampler.draws_counts:
+                counts[number] = sampler.counts_of(results[0])
             if seam is not None:
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
+    if counts:
+        whole = np.zeros(cells.expression.shape, np.int64)
+        for number, values in counts.items():
+            whole[cells.rows_of(number)] = values
+        result = replace(result, counts=whole)
     if task.reads_training_cells and settings.estimator == "mean":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result

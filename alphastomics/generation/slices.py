@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Int64
 from torch import Generator, Tensor
 
 from alphastomics.config import Mode, SamplingConfig
@@ -28,6 +29,7 @@ from alphastomics.generation.chunks import (
     plan_chunks,
 )
 from alphastomics.io.progress import Advance
+from alphastomics.preprocessing.counts import counts_of
 from alphastomics.tasks import TASKS
 
 # Cells of several sets that share a network call on a GPU.
@@ -48,6 +50,14 @@ def network_calls(
     largest = largest_set(settings, device, num_steps)
     sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
     return num_steps * sum(len(plan_chunks(int(size), largest, 0).parts) for size in sizes)
+
+
+def style_of(module: AlphaSTomicsModule, name: str, seed: int) -> int:
+    """Return the style of a slice that the model knows, and of another a training slice's."""
+    known = module.style_names
+    if name in known:
+        return known.index(name)
+    return seed % len(known) if known else 0
 
 
 class SliceSampler:
@@ -98,6 +108,22 @@ class SliceSampler:
             position_scale=float(module.position_scale),
             reflection=module.config.loss.reflection,
         )
+        self.sampler.style = style_of(module, self.name, stream_seed(seed, "style", number))
+
+    @property
+    def draws_counts(self) -> bool:
+        """Say whether sampled expression stands for counts."""
+        counts = self.sampler.counts
+        return counts is not None and self.task.generates_expression and bool(counts.is_counts)
+
+    def counts_of(self, expression: Float32[np.ndarray, "N G"]) -> Int64[np.ndarray, "N G"]:
+        """Return the counts that sampled expression stands for."""
+        model = self.sampler.counts
+        assert model is not None
+        mean, std = (
+            part[self.sampler.style].double().cpu().numpy() for part in (model.mean, model.std)
+        )
+        return counts_of(expression * std + mean).values
 
     def plan(self, num_steps: int) -> ChunkPlan:
         """Say in which chunks a sample of so many steps is made."""
@@ -178,7 +204,9 @@ class SliceSampler:
 
     def whole_noise(self, generator: Generator) -> State:
         """Draw the noise of all cells: that which the slice would start from as one set."""
-        return State(*(torch.randn(part.shape, generator=generator) for part in self.whole))
+        *sizes, num_genes = self.whole.expression.shape
+        widths = self.sampler.width_of(self.task, num_genes), 3
+        return State(*(torch.randn(*sizes, width, generator=generator) for width in widths))
 
     def sample_set(
         self,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from alphastomics.errors import InputError, quoted
 from alphastomics.preprocessing.cell_table import (
@@ -46,6 +46,13 @@ class Piece:
     def __len__(self) -> int:
         """Count the cells."""
         return self.stop - self.start
+
+
+class Scaling(NamedTuple):
+    """Mean and std of every slice's genes (S, G)."""
+
+    mean: Float64[np.ndarray, "S G"]
+    std: Float64[np.ndarray, "S G"]
 
 
 class ShardReader:
@@ -86,7 +93,14 @@ class ShardReader:
     @cached_property
     def absent_value(self) -> Float32[np.ndarray, "S G"] | None:
         """Return what an entry that is not stored stands for, by slice; None where it is 0."""
-        if not (self.metadata.storage == "sparse" and self.metadata.normalization.scale):
+        if self.metadata.storage != "sparse" or self.scaling is None:
+            return None
+        return absent(*self.scaling)
+
+    @cached_property
+    def scaling(self) -> Scaling | None:
+        """Return what slices were standardised by; None where they were not."""
+        if not self.metadata.normalization.scale:
             return None
         content = self.folder.read_bytes(SCALING_FILE)
         where = self.folder.name_of(SCALING_FILE)
@@ -103,7 +117,7 @@ class ShardReader:
         shape = (len(self.metadata.slices), self.metadata.num_genes)
         if not mean.shape == std.shape == shape or {mean.dtype.kind, std.dtype.kind} != {"f"}:
             raise InputError(f"{where}: does not hold {shape[0]} slices x {shape[1]} genes")
-        return absent(mean, std)
+        return Scaling(mean, std)
 
     @cached_property
     def measured_genes(self) -> Bool[np.ndarray, "P G"]:

@@ -1,0 +1,255 @@
+"""Expression as counts: standardised expression enters, a latent leaves, and counts come back.
+
+A variational autoencoder (Kingma & Welling 2014) with a negative binomial likelihood (as in Lopez
+et al. 2018): the latent of a cell says which share of its counts each gene has, and how many it has
+in all. Values that are no counts get a Gaussian above zero instead, and a chance of being zero. A
+slice has a style of its own: what its genes and cells have more or less of than other slices'.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alphastomics.attn_model.layers import zero_linear
+
+WIDTH, BLOCKS, FREQUENCIES = 256, 3, 16
+# Slices whose style is kept; more of them are represented by some.
+STYLES = 8
+TARGET_SUM = 1e4
+LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
+MOST_LOG_SPREAD = 6.0
+# Cells that are decoded at a time.
+DECODED = 4_096
+
+
+class Decoded(NamedTuple):
+    """What a latent says of a cell.
+
+    Attributes
+    ----------
+    genes
+        Counts: the logarithm of each gene's share, but for a number. Values: their mean where they
+        are not zero, standardised.
+    nonzero
+        Values: the logit of not being zero.
+    depth
+        Counts: mean and log std of the standardised logarithm of the cell's total.
+    """
+
+    genes: Tensor
+    nonzero: Tensor
+    depth: Tensor
+
+
+class Drawn(NamedTuple):
+    """Expression (N, G), standardised, and the counts that it stands for, if it does."""
+
+    expression: Float32[np.ndarray, "N G"]
+    counts: Int64[np.ndarray, "N G"] | None
+
+
+class CellDenoiser(nn.Module):
+    """Denoises the latent of one cell at a time; neighbours and positions are left to others.
+
+    Parameters
+    ----------
+    num_latents
+        Width L of a latent.
+    """
+
+    def __init__(self, num_latents: int) -> None:
+        super().__init__()
+        self.register_buffer("frequency", 2.0 ** torch.linspace(0, 6, FREQUENCIES))
+        self.latent_in = nn.Linear(num_latents, WIDTH)
+        self.time_in = nn.Sequential(nn.Linear(2 * FREQUENCIES, WIDTH), nn.SiLU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(WIDTH),
+                nn.Linear(WIDTH, 2 * WIDTH),
+                nn.SiLU(),
+                nn.Linear(2 * WIDTH, WIDTH),
+            )
+            for _ in range(BLOCKS)
+        )
+        self.out = zero_linear(WIDTH, num_latents)
+
+    def forward(
+        self, noisy: Float[Tensor, "*B L"], time: Float[Tensor, "*B 1"]
+    ) -> Float[Tensor, "*B L"]:
+        """Predict clean latents of unit variance at a time in [0, 1].
+
+        Of the cosine schedule, signal and noise are the cosine and sine of the time: the best
+        linear prediction, from which the network learns the rest.
+        """
+        angle = time * (math.pi / 2)
+        return angle.cos() * noisy + angle.sin() * self.residual(noisy, time)
+
+    def residual(
+        self, noisy: Float[Tensor, "*B L"], time: Float[Tensor, "*B 1"]
+    ) -> Float[Tensor, "*B L"]:
+        """Return what the linear prediction lacks, in units of the noise."""
+        phase = time * self.frequency
+        embedded = self.time_in(torch.cat([phase.sin(), phase.cos()], dim=-1))
+        cells = self.latent_in(noisy) + embedded
+        for block in self.blocks:
+            cells = cells + block(cells + embedded)
+        return self.out(cells)
+
+
+class CountModel(nn.Module):
+    """The autoencoder of a cell's expression, and the denoiser of a cell's latent.
+
+    Parameters
+    ----------
+    num_genes
+        Genes G.
+    num_latents
+        Width L of a latent.
+    """
+
+    is_counts: Tensor
+    latent_mean: Tensor
+    latent_std: Tensor
+    offset: Tensor
+    mean: Tensor
+    std: Tensor
+    depth: Tensor
+
+    def __init__(self, num_genes: int, num_latents: int) -> None:
+        super().__init__()
+        self.num_latents = num_latents
+        self.encoder = nn.Sequential(
+            nn.Linear(num_genes, WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.SiLU(),
+            nn.Linear(WIDTH, WIDTH),
+            nn.SiLU(),
+            nn.Linear(WIDTH, 2 * num_latents),
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(num_latents, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU()
+        )
+        self.genes_out = nn.Linear(WIDTH, num_genes)
+        self.nonzero_out = nn.Linear(WIDTH, num_genes)
+        self.depth_out = nn.Linear(WIDTH, 2)
+        # The logarithm of the dispersion of counts, or of the std of values.
+        self.spread = nn.Parameter(torch.zeros(num_genes))
+        self.denoiser = CellDenoiser(num_latents)
+        self.register_buffer("is_counts", torch.ones((), dtype=torch.bool))
+        self.register_buffer("latent_mean", torch.zeros(num_latents))
+        self.register_buffer("latent_std", torch.ones(num_latents))
+        # Of each style: what is added to the genes; mean and std of the genes; of the log totals.
+        self.register_buffer("offset", torch.zeros(STYLES, num_genes))
+        self.register_buffer("mean", torch.zeros(STYLES, num_genes))
+        self.register_buffer("std", torch.ones(STYLES, num_genes))
+        self.register_buffer("depth", torch.tensor([[0.0, 1.0]]).repeat(STYLES, 1))
+
+    def encode(
+        self,
+        expression: Float[Tensor, "*B G"],
+        gene_mask: Bool[Tensor, "*B G"] | None = None,
+    ) -> tuple[Float[Tensor, "*B L"], Float[Tensor, "*B L"]]:
+        """Return mean and std of the latent of each cell, not standardised."""
+        if gene_mask is not None:
+            expression = expression.masked_fill(~gene_mask, 0)
+        mean, log_variance = self.encoder(expression).chunk(2, dim=-1)
+        log_variance = log_variance.clamp(LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE)
+        return mean, (log_variance / 2).exp()
+
+    @torch.no_grad()
+    def latents(
+        self,
+        expression: Float[Tensor, "*B G"],
+        gene_mask: Bool[Tensor, "*B G"] | None = None,
+        noise: Float[Tensor, "*B L"] | None = None,
+    ) -> Float[Tensor, "*B L"]:
+        """Return a latent of unit variance for each cell: sampled by the noise, or the mean."""
+        with torch.autocast(expression.device.type, enabled=False):
+            mean, std = self.encode(expression.float(), gene_mask)
+            latent = mean if noise is None else mean + std * noise
+            return ((latent - self.latent_mean) / self.latent_std).to(expression.dtype)
+
+    @torch.no_grad()
+    def denoise(
+        self, noisy: Float[Tensor, "B N L"], time: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B N L"]:
+        """Predict clean latents, cell by cell; `time` is that of each set."""
+        with torch.autocast(noisy.device.type, enabled=False):
+            spread = time.float()[:, None, None].expand(*noisy.shape[:2], 1)
+            return self.denoiser(noisy.float(), spread).to(noisy.dtype)
+
+    def decode(self, latent: Float[Tensor, "*B L"]) -> Decoded:
+        """Say what latents, not standardised, mean."""
+        inner = self.decoder(latent)
+        return Decoded(self.genes_out(inner), self.nonzero_out(inner), self.depth_out(inner))
+
+    @torch.no_grad()
+    def draw(self, latents: Float[Tensor, "N L"], style: int, seed: int) -> Drawn:
+        """Draw the expression of cells in the style of a slice."""
+        random = np.random.default_rng(seed)
+        parts = [
+            self._draw_some(part * self.latent_std + self.latent_mean, style, random)
+            for part in latents.to(self.mean).split(DECODED)
+        ]
+        expression = np.concatenate([part.expression for part in parts])
+        counts = [part.counts for part in parts if part.counts is not None]
+        return Drawn(expression, np.concatenate(counts) if counts else None)
+
+    def _draw_some(
+        self, latent: Float[Tensor, "N L"], style: int, random: np.random.Generator
+    ) -> Drawn:
+        decoded = self.decode(latent)
+        mean, std = (part[style].double().cpu().numpy() for part in (self.mean, self.std))
+        spread = self.spread.clamp(-MOST_LOG_SPREAD, MOST_LOG_SPREAD).exp().double().cpu().numpy()
+        if not bool(self.is_counts):
+            chance = torch.sigmoid(decoded.nonzero).double().cpu().numpy()
+            values = decoded.genes.double().cpu().numpy()
+            values = values + spread * random.standard_normal(values.shape)
+            is_zero = random.random(values.shape) >= chance
+            absent = -mean / std
+            return Drawn(
+                np.where(is_zero, absent, np.maximum(values, absent)).astype(np.float32), None
+            )
+        share = torch.softmax(decoded.genes + self.offset[style], dim=-1).double().cpu().numpy()
+        middle, log_std = decoded.depth.double().cpu().numpy().T
+        center, extent = self.depth[style].double().cpu().numpy()
+        wanted = middle + np.exp(log_std) * random.standard_normal(len(middle))
+        total = np.exp(np.clip(center + extent * wanted, 0, math.log(1e9)))
+        rate = np.maximum(share * total[:, None], 1e-12)
+        counts = random.poisson(rate * random.gamma(spread, 1 / spread, rate.shape))
+        summed = np.maximum(counts.sum(1, keepdims=True), 1)
+        values = np.log1p(counts * (TARGET_SUM / summed))
+        return Drawn(((values - mean) / std).astype(np.float32), counts)
+
+
+def negative_binomial_loss(
+    counts: Float[Tensor, "*B G"], rate: Float[Tensor, "*B G"], log_dispersion: Float[Tensor, " G"]
+) -> Float[Tensor, "*B G"]:
+    """Minus the log likelihood of counts, but for what depends on the counts alone."""
+    log_dispersion = log_dispersion.clamp(-MOST_LOG_SPREAD, MOST_LOG_SPREAD)
+    dispersion = log_dispersion.exp()
+    log_rate = rate.clamp(min=1e-12).log()
+    both = torch.log(dispersion + rate)
+    return (
+        torch.lgamma(dispersion)
+        - torch.lgamma(counts + dispersion)
+        + dispersion * (both - log_dispersion)
+        + counts * (both - log_rate)
+    )
+
+
+def value_loss(
+    decoded: Decoded, values: Tensor, is_zero: Bool[Tensor, "*B G"], log_std: Float[Tensor, " G"]
+) -> Float[Tensor, "*B G"]:
+    """Minus the log likelihood of values that are zero by chance, and else Gaussian."""
+    log_std = log_std.clamp(-MOST_LOG_SPREAD, MOST_LOG_SPREAD)
+    gaussian = 0.5 * ((values - decoded.genes) / log_std.exp()).square() + log_std
+    chance = F.binary_cross_entropy_with_logits(
+        decoded.nonzero, (~is_zero).to(values.dtype), reduction="none"
+    )
+    return chance + gaussian.masked_fill(is_zero, 0)

@@ -1,0 +1,236 @@
+"""Fits the count model: training cells enter, a fitted autoencoder and cell denoiser leave.
+
+Before the rest of the model is trained, and by itself, as the position head is: what one cell's
+expression looks like needs many small steps. A pure function of the training cells, the settings
+and the seed.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alphastomics.attn_model.count_model import (
+    STYLES,
+    CountModel,
+    negative_binomial_loss,
+    value_loss,
+)
+from alphastomics.config import Config
+from alphastomics.diffusion_model.cuda_graph import recorded
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.diffusion_model.position_fit import cells_to_fit, rows_of_slices
+from alphastomics.diffusion_model.randomness import stream_seed
+from alphastomics.io.progress import Advance, track
+from alphastomics.preprocessing.batch_loader import BatchLoader
+from alphastomics.preprocessing.counts import counts_of
+
+logger = logging.getLogger(__name__)
+
+BATCH, LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 256, 2e-3, 1e-4, 0.1
+# Of the divergence from the prior: less than 1, so that latents keep what tells cells apart.
+PRIOR_WEIGHT = 0.3
+# Share of the cells that must be multiples of one number each.
+LEAST_COUNTED = 0.98
+# Steps of the cell denoiser for each of the autoencoder.
+DENOISER_STEPS = 2
+
+
+class FittedCells(NamedTuple):
+    """What is fitted: expression, measured genes, counts or values, totals, and styles of cells."""
+
+    expression: Tensor
+    measured: Tensor
+    counts: Tensor
+    total: Tensor
+    style: Tensor
+
+
+def fit_count_model(
+    module: AlphaSTomicsModule, loader: BatchLoader, config: Config, device: torch.device
+) -> None:
+    """Fit the count model of a module that has one, and of its average, to the loader's cells."""
+    model = module.model.count_model
+    if model is None:
+        return
+    seed = stream_seed(config.seed.global_seed, "count model")
+    table = cells_to_fit(loader, config, seed)
+    expression = loader.reader.dense(table)
+    measured = loader.reader.measured_genes[loader.reader.panel_of_slice[table.slice_id]]
+    rows = rows_of_slices(table)
+    style = np.zeros(len(table), np.int64)
+    for number, chosen in enumerate(rows):
+        style[chosen] = number % STYLES
+    scaling = loader.reader.scaling
+    values = expression.astype(np.float64)
+    if scaling is not None:
+        values = values * scaling.std[table.slice_id] + scaling.mean[table.slice_id]
+    values[~measured] = 0
+    module.style_names = [module.slice_names[table.slice_id[chosen[0]]] for chosen in rows[:STYLES]]
+    content = values_to_fit(values, len(table))
+    set_styles(model, loader, rows, table.slice_id, values, content)
+    cells = FittedCells(
+        *(
+            torch.tensor(part).to(device)
+            for part in (expression, measured, content.values, content.total, style)
+        )
+    )
+    model.is_counts.fill_(content.is_counts)
+    model.to(device).train().requires_grad_(requires_grad=True)
+    updates = config.expression.updates
+    with track("count model", updates * (1 + DENOISER_STEPS), "updates") as advance:
+        torch.manual_seed(stream_seed(seed, 0))
+        fit_autoencoder(model, cells, updates, advance)
+        standardise_latents(model, cells)
+        torch.manual_seed(stream_seed(seed, 1))
+        fit_denoiser(model, cells, updates * DENOISER_STEPS, advance)
+    model.cpu().requires_grad_(requires_grad=False).eval()
+    assert module.average.count_model is not None
+    module.average.count_model.load_state_dict(model.state_dict())
+
+
+class Content(NamedTuple):
+    """Counts, or values above zero, with the totals of cells."""
+
+    values: np.ndarray
+    total: np.ndarray
+    is_counts: bool
+
+
+def values_to_fit(values: np.ndarray, num_cells: int) -> Content:
+    """Return the counts that normalised values stand for, or themselves where they are none."""
+    # Where standardised zeros came back as nearly zero.
+    values = np.where(values < 1e-6, 0, values)
+    found = counts_of(values)
+    if found.exact.mean() >= LEAST_COUNTED:
+        if not found.exact.all():
+            logger.info(
+                "%d of %d cells hold values that are no counts: they are rounded",
+                (~found.exact).sum(),
+                num_cells,
+            )
+            rest = np.expm1(values[~found.exact])
+            least = np.where(rest > 0, rest, np.inf).min(1, keepdims=True)
+            found.values[~found.exact] = np.rint(rest / least)
+        counts = found.values.astype(np.float32)
+        return Content(counts, counts.sum(1), is_counts=True)
+    logger.info("expression is no counts: values are modelled as Gaussian above zero")
+    return Content(values.astype(np.float32), values.sum(1).astype(np.float32), is_counts=False)
+
+
+def set_styles(
+    model: CountModel,
+    loader: BatchLoader,
+    rows: list[np.ndarray],
+    slice_id: np.ndarray,
+    values: np.ndarray,
+    content: Content,
+) -> None:
+    """Learn each slice's style: shares of its genes, their mean and std, totals of its cells."""
+    scaling = loader.reader.scaling
+    for style in range(STYLES):
+        chosen = rows[style % len(rows)]
+        if scaling is not None:
+            number = slice_id[chosen[0]]
+            model.mean[style] = torch.from_numpy(scaling.mean[number])
+            model.std[style] = torch.from_numpy(scaling.std[number])
+        if content.is_counts:
+            counts = content.values[chosen].sum(0, dtype=np.float64) + 1
+            model.offset[style] = torch.from_numpy(np.log(counts / counts.sum()))
+            logs = np.log(np.maximum(content.total[chosen], 1))
+            model.depth[style] = torch.tensor([logs.mean(), max(logs.std(), 1e-3)])
+
+
+def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance: Advance) -> None:
+    """Maximise the evidence lower bound."""
+    is_counts = bool(model.is_counts)
+
+    def loss() -> Tensor:
+        rows = torch.randint(len(cells.total), (BATCH,), device=cells.total.device)
+        expression, measured, values, total, style = (part[rows] for part in cells)
+        mean, std = model.encode(expression, measured)
+        decoded = model.decode(mean + std * torch.randn_like(mean))
+        if is_counts:
+            logits = decoded.genes + model.offset[style]
+            logits = logits.masked_fill(~measured, -math.inf)
+            rate = torch.softmax(logits, dim=-1) * total[:, None]
+            entries = negative_binomial_loss(values, rate, model.spread)
+            center, extent = model.depth[style].unbind(-1)
+            depth = (total.clamp(min=1).log() - center) / extent
+            middle, log_std = decoded.depth.unbind(-1)
+            log_std = log_std.clamp(-4, 2)
+            whole = 0.5 * ((depth - middle) / log_std.exp()).square() + log_std
+        else:
+            entries = value_loss(decoded, expression, values <= 0, model.spread)
+            whole = 0 * decoded.depth.sum(-1)
+        prior = (mean.square() + std.square() - 1).sum(-1) / 2 - std.log().sum(-1)
+        return (entries.masked_fill(~measured, 0).sum(-1) + whole + PRIOR_WEIGHT * prior).mean()
+
+    parts = [model.encoder, model.decoder, model.genes_out, model.nonzero_out, model.depth_out]
+    parameters = [weight for part in parts for weight in part.parameters()] + [model.spread]
+    minimise(loss, parameters, updates, advance)
+
+
+@torch.no_grad()
+def standardise_latents(model: CountModel, cells: FittedCells) -> None:
+    """Learn mean and std of the latents: those of the means, and of what is drawn around them."""
+    moments = [
+        (mean.double().sum(0), (mean.double().square() + std.double().square()).sum(0))
+        for expression, measured in zip(
+            cells.expression.split(8_192), cells.measured.split(8_192), strict=True
+        )
+        for mean, std in [model.encode(expression, measured)]
+    ]
+    first, second = (
+        torch.stack(part).sum(0) / len(cells.total) for part in zip(*moments, strict=True)
+    )
+    model.latent_mean.copy_(first)
+    model.latent_std.copy_((second - first.square()).clamp(min=1e-8).sqrt())
+
+
+def fit_denoiser(model: CountModel, cells: FittedCells, updates: int, advance: Advance) -> None:
+    """Learn to denoise the latents of single cells, at all times alike."""
+
+    def loss() -> Tensor:
+        rows = torch.randint(len(cells.total), (2 * BATCH,), device=cells.total.device)
+        noise = torch.randn(2, 2 * BATCH, model.num_latents, device=rows.device)
+        clean = model.latents(cells.expression[rows], cells.measured[rows], noise[0])
+        time = torch.rand(2 * BATCH, 1, device=rows.device)
+        angle = time * (math.pi / 2)
+        noisy = angle.cos() * clean + angle.sin() * noise[1]
+        lacking = angle.sin() * clean - angle.cos() * noise[1]
+        return (model.denoiser.residual(noisy, time) - lacking).square().mean()
+
+    minimise(loss, list(model.denoiser.parameters()), updates, advance)
+
+
+def minimise(
+    loss: Callable[[], Tensor], parameters: Sequence[Tensor], updates: int, advance: Advance
+) -> None:
+    """Update weights by a loss that draws its own cells."""
+    device = parameters[0].device
+    on_gpu = device.type == "cuda"
+    # A graph reads the learning rate from the GPU.
+    rate = torch.tensor(LEARNING_RATE, device=device) if on_gpu else LEARNING_RATE
+    optimizer = torch.optim.AdamW(
+        parameters, rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=on_gpu
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, updates, pct_start=WARM_UP, cycle_momentum=False
+    )
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss().backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 10.0)
+        optimizer.step()
+
+    update = recorded(step, device)
+    for _ in range(updates):
+        update()
+        scheduler.step()
+        advance(1)
