@@ -11,7 +11,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float, Float32
 
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
@@ -123,7 +123,10 @@ def predict_from_context(
             )
             continue
         rows = cells.rows_of(number)
-        if not is_among(cells.position[rows], known.position[chosen]):
+        position = cells.position[rows]
+        if cells.dims == 2 and not cells.common_frame:  # no height is known but its slice's
+            position = at_height(position, name, known, chosen)
+        if not is_among(position, known.position[chosen]):
             logger.warning(
                 "slice %s: most of its positions lie outside the training cells of its frame: are "
                 "they in the same coordinates? Its expression is predicted by the network alone",
@@ -131,10 +134,22 @@ def predict_from_context(
             )
             continue
         context = fitted_context(module, known, chosen, seed, across=across)
-        values[rows] = context.predict(cells.position[rows])
+        values[rows] = context.predict(position)
         std[rows] = context.std
         covered[rows] = True
     return ContextPrediction(values, std, covered)
+
+
+def at_height(
+    position: Float[np.ndarray, "N 3"], name: str, known: InputCells, chosen: np.ndarray
+) -> Float[np.ndarray, "N 3"]:
+    """Give planar positions the height of their slice, or the middle height of the known cells."""
+    assert known.position is not None
+    if name in known.slice_names:
+        chosen = chosen & (known.slice_id == known.slice_names.index(name))
+    position = position.copy()
+    position[:, 2] = np.median(known.position[chosen, 2])
+    return position
 
 
 def is_among(position: np.ndarray, known: np.ndarray) -> bool:
@@ -160,7 +175,10 @@ def fitted_context(
 ) -> SpatialContext:
     """Fit a context to some of the training cells, or remember it."""
     slices = tuple(np.unique(known.slice_id[chosen]).tolist())
-    key = (slices, len(known.slice_id), across, seed)
+    assert known.position is not None
+    # Scores move all positions to an origin of their own.
+    first = tuple(known.position[np.argmax(chosen)].tolist())
+    key = (slices, len(known.slice_id), first, across, seed)
     contexts = _fitted.setdefault(module, {})
     if key not in contexts:
         around = some_cells(known, np.flatnonzero(chosen))
