@@ -41,7 +41,7 @@ from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import FrameFit, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
-from alphastomics.generation.output import new_anndata, put_into
+from alphastomics.generation.output import new_anndata, put_counts, put_into
 from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
 from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
@@ -172,6 +172,7 @@ class TrainedVerbs:
         generated = self._generate(blank, JOINT.name, updated(self.config, keywords))
         cells, generated = as_tissue(blank, generated, planar=self._trained().module.planar)
         data = new_anndata(cells, genes)
+        put_counts(data, generated)
         put_into(data, generated, cells, genes, JOINT.name)
         return data
 

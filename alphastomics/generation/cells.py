@@ -22,10 +22,10 @@ from alphastomics.errors import InputError
 from alphastomics.io.files import require_file
 from alphastomics.preprocessing.cell_table import CellTable, joined_tables
 from alphastomics.preprocessing.folder import DataFolder
-from alphastomics.preprocessing.normalize import moments_of_sparse, standardized
+from alphastomics.preprocessing.normalize import moments_of_sparse, standard_deviation, standardized
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, opened_query, require_enough
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.preprocessing.shard_reader import ShardReader
+from alphastomics.preprocessing.shard_reader import Scaling, ShardReader
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class InputCells(CellTable):
         The slices' names.
     common_frame
         Whether positions of other slices can be compared with these.
+    scaling
+        What each slice was standardised by; None where it was not, or nobody knows.
     """
 
     # A query may lack what training cells have.
@@ -62,6 +64,7 @@ class InputCells(CellTable):
     dims: int
     slice_names: list[str]
     common_frame: bool = False
+    scaling: Scaling | None = None
 
     @cached_property
     def names(self) -> list[str]:
@@ -132,11 +135,14 @@ def read_query(
         cells = reader.read(query.form, 0, reader.num_cells)
         slices = list(reader.slices)
     expression = np.empty(cells.sparse.shape, np.float32)
+    scaling = Scaling(*(np.zeros((len(slices), expression.shape[1])) for _ in range(2)))
     for number in range(len(slices)):
         rows = cells.rows_of(number)
         values = cells.sparse[rows]
         moments = moments_of_sparse(values) if query.scale else None
         expression[rows] = standardized(values, moments, query.measured)
+        if moments is not None:
+            scaling.mean[number], scaling.std[number] = moments.mean, standard_deviation(moments)
     return InputCells(
         expression=expression,
         position=cells.position if query.dims else None,
@@ -147,6 +153,7 @@ def read_query(
         measured=np.tile(query.measured, (len(slices), 1)),
         dims=query.dims or (3 if options.position_is_3d else 2),
         slice_names=slices,
+        scaling=scaling if query.scale else None,
     )
 
 
@@ -219,6 +226,9 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
         dims=2 if all(metadata.slices[number].z is not None for number in present) else 3,
         slice_names=[of_slices[number] for number in present],
         common_frame=metadata.has_common_frame,
+        scaling=None
+        if reader.scaling is None
+        else Scaling(*(part[present] for part in reader.scaling)),
     )
 
 

@@ -5,10 +5,11 @@ What two real tissues differ by is the reference: cells of the same slice that w
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.evaluation.clusters import TypedCells, clustered
@@ -30,6 +31,7 @@ from alphastomics.evaluation.tissue import (
 )
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
+from alphastomics.preprocessing.shard_reader import Scaling
 
 NUM_CLUSTERS = 10  # stand in for cell types where there are none
 
@@ -38,17 +40,19 @@ def joint_scores(
     generated: Generated, cells: InputCells, known: InputCells | None, seed: int
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
-    whole = Tissue(generated.expression, generated.position[:, : cells.dims])
+    new_cells = replace(cells, expression=generated.expression, scaling=generated.scaling)
     typed = cells if known is None else known
     finder = type_finder(typed, seed)
     totals: dict[str, dict[str, float]] = {}
     weights: dict[str, float] = {}
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
+        unit = unit_of(cells, number)
         compared, others = references(cells, known, number, seed)
         # As many cells as the real tissue has, so that neighbours are as near.
         ours = rows[: len(compared.position)]
-        new = {MODEL: Tissue(whole.expression[ours], whole.position[ours]), **others}
+        position = generated.position[ours, : cells.dims]
+        new = {MODEL: Tissue(in_unit(new_cells, ours, unit), position), **others}
         new |= by_chance(next(iter(others.values())), seed)
         genes = usable_genes(cells, typed, number)
         for name, tissue in new.items():
@@ -97,10 +101,32 @@ def usable_genes(cells: InputCells, typed: InputCells, number: int) -> Bool[np.n
     return both if both.any() else cells.measured[number]
 
 
-def tissue_of(cells: InputCells, rows: Int64[np.ndarray, " M"]) -> Tissue:
+def tissue_of(cells: InputCells, rows: Int64[np.ndarray, " M"], unit: Scaling | None) -> Tissue:
     """Return real cells as a tissue, in the dimensions they have."""
     assert cells.position is not None
-    return Tissue(cells.expression[rows], cells.position[rows, : cells.dims])
+    return Tissue(in_unit(cells, rows, unit), cells.position[rows, : cells.dims])
+
+
+def unit_of(cells: InputCells, number: int) -> Scaling | None:
+    """Return what a slice was standardised by, if anybody knows."""
+    return None if cells.scaling is None else Scaling(*(part[number] for part in cells.scaling))
+
+
+def in_unit(
+    cells: InputCells, rows: Int64[np.ndarray, " M"], unit: Scaling | None
+) -> Float32[np.ndarray, "M G"]:
+    """Return expression standardised as another slice is: else the value of zero tells them apart.
+
+    Nothing is changed where nobody knows what one of both was standardised by.
+    """
+    values = cells.expression[rows]
+    if unit is None or cells.scaling is None:
+        return values
+    mean, std = (part[cells.slice_id[rows]] for part in cells.scaling)
+    # Genes that a slice did not measure have no scale.
+    known = (std > 0) & (unit.std > 0)
+    moved = (values * std + mean - unit.mean) / np.where(unit.std > 0, unit.std, 1)
+    return np.where(known, moved, values).astype(np.float32)
 
 
 def references(
@@ -108,7 +134,7 @@ def references(
 ) -> tuple[Tissue, dict[str, Tissue]]:
     """Return the real tissue to compare with, and real tissues of other cells."""
     random = np.random.default_rng(stream_seed(seed, "yardstick", number))
-    rows = cells.rows_of(number)
+    rows, unit = cells.rows_of(number), unit_of(cells, number)
     tissues: dict[str, Tissue] = {}
 
     def add(name: str, source: InputCells, choose: Callable[[str], bool]) -> None:
@@ -116,7 +142,7 @@ def references(
             there = source.rows_of(other)
             if choose(slice_name) and len(there) > NEIGHBOURS:
                 # As many cells as the slice has: neighbours are as near as the cells are dense.
-                tissues[name] = tissue_of(source, random.permutation(there)[: len(rows)])
+                tissues[name] = tissue_of(source, random.permutation(there)[: len(rows)], unit)
                 return
 
     mine = cells.slice_names[number]
@@ -126,9 +152,10 @@ def references(
     if OTHER_SLICE not in tissues and known is not None and known.position is not None:
         add(OTHER_SLICE, known, lambda name: name != mine)
     if tissues:
-        return tissue_of(cells, rows), tissues
+        return tissue_of(cells, rows, unit), tissues
     halves = np.array_split(random.permutation(rows), 2)
-    return tissue_of(cells, halves[0]), {OTHER_HALF: tissue_of(cells, halves[1])}
+    tissues[OTHER_HALF] = tissue_of(cells, halves[1], unit)
+    return tissue_of(cells, halves[0], unit), tissues
 
 
 def by_chance(real: Tissue, seed: int) -> dict[str, Tissue]:

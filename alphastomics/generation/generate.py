@@ -35,6 +35,8 @@ from alphastomics.generation.slices import (
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.geometry import moved_onto
 from alphastomics.io.progress import Advance, track
+from alphastomics.preprocessing.counts import counts_of
+from alphastomics.preprocessing.shard_reader import Scaling
 from alphastomics.tasks import TASKS, tasks_of
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,8 @@ class Generated:
     """Generated cells and the std of the samples, in the order of the input.
 
     `seams` are those of slices that were too large for one set. `counts` are those that sampled
-    expression stands for, where the model was trained on counts.
+    expression stands for, where the model was trained on counts; `scaling` is what it is
+    standardised by in each slice.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -57,6 +60,7 @@ class Generated:
     position_std: Float[np.ndarray, "N 3"]
     seams: tuple[Seam, ...] = ()
     counts: Int64[np.ndarray, "N G"] | None = None
+    scaling: Scaling | None = None
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
@@ -119,27 +123,33 @@ def generate(
     calls = sum(network_calls(cells, settings, device, num_steps) for num_steps in ways)
     steps = calls * settings.num_samples
     seams: list[Seam] = []
-    counts: dict[int, np.ndarray] = {}
+    samples_latents = task.generates_expression and settings.estimator == "sample"
+    samples_latents = samples_latents and module.average.count_model is not None
+    units: list[tuple[np.ndarray, np.ndarray]] = []
     with track(f"{purpose} {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             results, seam = generate_slice(sampler, settings, advance, planar=cells.dims == 2)
-            rows = cells.rows_of(number)
-            arrays.put(rows, results)
-            if settings.estimator == "sample" and sampler.draws_counts:
-                counts[number] = sampler.counts_of(results[0])
+            arrays.put(cells.rows_of(number), results)
+            if samples_latents:
+                units.append(sampler.scaling())
             if seam is not None:
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
-    if counts:
-        whole = np.zeros(cells.expression.shape, np.int64)
-        for number, values in counts.items():
-            whole[cells.rows_of(number)] = values
-        result = replace(result, counts=whole)
+    if units:
+        result = with_units(result, Scaling(*map(np.stack, zip(*units, strict=True))), cells)
+        result = result if sampler.draws_counts else replace(result, counts=None)
     if task.reads_training_cells and settings.estimator == "mean":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result
+
+
+def with_units(generated: "Generated", scaling: Scaling, cells: InputCells) -> "Generated":
+    """Add what sampled expression was standardised by, and the counts that it stands for."""
+    mean, std = (part[cells.slice_id] for part in scaling)
+    counts = counts_of(generated.expression * std + mean).values
+    return replace(generated, counts=counts, scaling=scaling)
 
 
 def with_context(generated: "Generated", context: ContextPrediction) -> "Generated":

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float32, Int, Real
+from scipy.sparse import csr_array
 
 from alphastomics.config import Config, Mode
 from alphastomics.generation.cells import InputCells
@@ -20,13 +21,15 @@ from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.formats.registry import opened_source
+from alphastomics.preprocessing.normalize import log_normalized
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
-POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY = (
+POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY = (
     "spatial_pred",
     "spatial_std",
     "generated",
     "generated_std",
+    "generated_counts",
 )
 
 
@@ -51,6 +54,8 @@ def write_generated_pt(
         "slice_names": cells.slice_names,
         "names": cells.names,
     }
+    if generated.counts is not None:
+        content["counts"] = torch.tensor(generated.counts)
     if frame_fits:
         table = frame_table(frame_fits)["frame"]
         content["frame"] = {
@@ -83,6 +88,8 @@ def write_generated_h5ad(
 ) -> None:
     """Write the input's AnnData, or a new one, with what was generated."""
     data = new_anndata(cells, genes) if original is None else original
+    if original is None and not TASKS[mode].is_conditional:
+        put_counts(data, generated)
     put_into(data, generated, cells, genes, mode, frame_fits)
     write_file(path, data, compression=None)
 
@@ -111,6 +118,8 @@ def put_into(
         data.layers[LAYER_KEY] = widened(generated.expression, columns)
         if task.is_conditional:
             data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns)
+        if generated.counts is not None:
+            data.layers[COUNTS_KEY] = widened(generated.counts, columns)
     record = {"dims": cells.dims, **seam_table(generated), **frame_table(frame_fits)}
     if task is EXPR_TO_POS:
         record |= {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
@@ -120,6 +129,16 @@ def put_into(
     }
     names = np.array(list(genes), dtype=object)
     data.uns["alphastomics"] = {**kept, "mode": mode, "genes": names, **record, mode: record}
+
+
+def put_counts(data: Any, generated: Generated) -> None:
+    """Make counts the values of new cells, with log-normalised ones beside them."""
+    if generated.counts is None:
+        return
+    counts = csr_array(generated.counts.astype(np.float32))
+    data.X = counts
+    data.layers["normalized"] = log_normalized(counts)
+    data.obs["total_counts"] = generated.counts.sum(1)
 
 
 def seam_table(generated: Generated) -> dict[str, Any]:
@@ -168,7 +187,7 @@ def new_anndata(cells: InputCells, genes: Sequence[str]) -> Any:
 
 
 def widened(
-    values: Float[np.ndarray, "N G"], columns: Int[np.ndarray, " V"]
+    values: Real[np.ndarray, "N G"], columns: Int[np.ndarray, " V"]
 ) -> Float32[np.ndarray, "N V"]:
     """Put the model's genes into a file's columns; genes that the model does not know are NaN.
 

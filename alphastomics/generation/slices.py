@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float64
 from torch import Generator, Tensor
 
 from alphastomics.config import Mode, SamplingConfig
@@ -29,7 +29,6 @@ from alphastomics.generation.chunks import (
     plan_chunks,
 )
 from alphastomics.io.progress import Advance
-from alphastomics.preprocessing.counts import counts_of
 from alphastomics.tasks import TASKS
 
 # Cells of several sets that share a network call on a GPU.
@@ -113,17 +112,14 @@ class SliceSampler:
     @property
     def draws_counts(self) -> bool:
         """Say whether sampled expression stands for counts."""
-        counts = self.sampler.counts
-        return counts is not None and self.task.generates_expression and bool(counts.is_counts)
+        return self.sampler.counts is not None and bool(self.sampler.counts.is_counts)
 
-    def counts_of(self, expression: Float32[np.ndarray, "N G"]) -> Int64[np.ndarray, "N G"]:
-        """Return the counts that sampled expression stands for."""
+    def scaling(self) -> tuple[Float64[np.ndarray, " G"], Float64[np.ndarray, " G"]]:
+        """Return the mean and std of the genes that sampled expression was standardised by."""
         model = self.sampler.counts
         assert model is not None
-        mean, std = (
-            part[self.sampler.style].double().cpu().numpy() for part in (model.mean, model.std)
-        )
-        return counts_of(expression * std + mean).values
+        mean, std = (part[self.sampler.style] for part in (model.mean, model.std))
+        return mean.double().cpu().numpy(), std.double().cpu().numpy()
 
     def plan(self, num_steps: int) -> ChunkPlan:
         """Say in which chunks a sample of so many steps is made."""
