@@ -42,7 +42,7 @@ def joint_scores(
     typed = cells if known is None else known
     finder = type_finder(typed, seed)
     totals: dict[str, dict[str, float]] = {}
-    weights: dict[str, float] = {}
+    weights: dict[str, dict[str, float]] = {}
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         compared, others = references(cells, known, number, seed)
@@ -58,12 +58,12 @@ def joint_scores(
                 finder(genes),
                 seed=seed,
             )
-            weights[name] = weights.get(name, 0.0) + len(rows)
-            for metric, value in scores.items():
-                sums = totals.setdefault(name, {})
+            sums, weight = totals.setdefault(name, {}), weights.setdefault(name, {})
+            for metric, value in scores.items():  # a slice may lack one
                 sums[metric] = sums.get(metric, 0.0) + value * len(rows)
+                weight[metric] = weight.get(metric, 0.0) + len(rows)
     return {
-        name: {metric: value / weights[name] for metric, value in sums.items()}
+        name: {metric: value / weights[name][metric] for metric, value in sums.items()}
         for name, sums in totals.items()
     }
 

@@ -7,6 +7,7 @@ from scipy.stats import wasserstein_distance
 
 from alphastomics.evaluation.clusters import TypedCells
 from alphastomics.evaluation.registry import tissue_scores
+from alphastomics.evaluation.separability import two_sample_auc
 from alphastomics.evaluation.tissue import (
     Tissue,
     gene_wasserstein,
@@ -14,7 +15,6 @@ from alphastomics.evaluation.tissue import (
     neighbour_types,
     shuffled_genes,
     shuffled_positions,
-    two_sample_auc,
     type_neighbour_distance,
     type_share_distance,
 )
