@@ -37,6 +37,7 @@ TISSUE_METRICS = (
         "New against real niches, AUC",
         "Can a classifier separate them by a cell and the mean of its neighbours? 0.5: it cannot.",
         ideal=0.5,
+        slow=True,
     ),
     error_metric(
         "type_neighbour_distance",

@@ -80,7 +80,7 @@ def orientations(dims: int) -> list[Float64[ndarray, "D D"]]:
 
 
 def occupied(position: Float64[ndarray, "N D"], edge: float, half: int) -> Bool[ndarray, "..."]:
-    """Mark the boxes that hold a cell, and gaps of one box between them.
+    """Mark the boxes that hold a cell, and gaps of up to two boxes between them.
 
     Boxes have the given edge, one is around the origin, and there are `half` of them to each side;
     cells beyond count in the last.

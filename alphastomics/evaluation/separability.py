@@ -86,7 +86,9 @@ def niche_auc(generated: Tissue, real: Tissue, *, seed: int) -> float | None:
     areas = []
     for fitted in (half == 0, half == 1):
         forest = _forest(seed).fit(shown[fitted], is_real[fitted])
-        areas.append(roc_auc_score(is_real[~fitted], forest.predict_proba(shown[~fitted])[:, 1]))
+        # Rounded: threads add the trees' votes in any order, which would break ties at random.
+        votes = forest.predict_proba(shown[~fitted])[:, 1].round(9)
+        areas.append(roc_auc_score(is_real[~fitted], votes))
     return float(np.mean(areas))
 
 

@@ -73,6 +73,7 @@ def evaluate(
     kept: dict[Mode, Generated] | None = None,
     baselines: Ahead[dict[str, Predictor]] | None = None,
     says_time: bool = False,
+    with_slow: bool = True,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
@@ -96,6 +97,8 @@ def evaluate(
         What `position_baselines_ahead` returned for these cells, where it was called.
     says_time
         Log what will be done, and about how long it takes.
+    with_slow
+        Compute the slow metrics, too.
     """
     num_slices = len(cells.slice_names)
     cells = scorable(cells, what)
@@ -114,7 +117,8 @@ def evaluate(
             scored_task = score_expression(module, cells, known, settings, seed)
         else:
             new = generate(module, cells, JOINT.name, settings, seed, purpose="score")
-            scored_task = ScoredTask(new, joint_scores(new, cells, known, seed))
+            table = joint_scores(new, cells, known, seed, with_slow=with_slow)
+            scored_task = ScoredTask(new, table)
         scores[task.name] = without_undefined(scored_task.table)
         if kept is not None and len(cells.slice_names) == num_slices:
             kept[task.name] = scored_task.generated

@@ -35,7 +35,12 @@ NUM_CLUSTERS = 10  # stand in for cell types where there are none
 
 
 def joint_scores(
-    generated: Generated, cells: InputCells, known: InputCells | None, seed: int
+    generated: Generated,
+    cells: InputCells,
+    known: InputCells | None,
+    seed: int,
+    *,
+    with_slow: bool = True,
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
     whole = Tissue(generated.expression, generated.position[:, : cells.dims])
@@ -57,6 +62,7 @@ def joint_scores(
                 measured_part(compared, genes),
                 finder(genes),
                 seed=seed,
+                with_slow=with_slow,
             )
             sums, weight = totals.setdefault(name, {}), weights.setdefault(name, {})
             for metric, value in scores.items():  # a slice may lack one
