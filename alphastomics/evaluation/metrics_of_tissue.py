@@ -1,6 +1,6 @@
 """The metrics of new tissue and of the std of samples: of a `TissuePair` and a `Calibration`."""
 
-from alphastomics.evaluation.metric import Metric, error_metric, no_signal, score_metric
+from alphastomics.evaluation.metric import Metric, error_metric, score_metric
 from alphastomics.evaluation.metrics_of_expression import MORAN_METRICS
 from alphastomics.evaluation.outline import outline_overlap, spacing_distance
 from alphastomics.evaluation.separability import linear_auc, niche_auc, two_sample_auc
@@ -75,14 +75,12 @@ TISSUE_METRICS = (
         "Gene-gene correlations, slope",
         "How strong correlations of genes are beside the real ones; below 1: too weak.",
         bounded=False,
-        chance=no_signal,
     ),
     score_metric(
         "correlation_r",
         lambda pair: None if pair.correlations is None else pair.correlations.r,
         "Gene-gene correlations, r",
         "Are the same genes correlated as in real cells? Pearson r over pairs of genes.",
-        chance=no_signal,
     ),
     *MORAN_METRICS,
     error_metric(

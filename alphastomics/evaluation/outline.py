@@ -4,7 +4,7 @@ The outline of a tissue is the boxes of a grid that hold cells. New tissue has n
 are compared after moving both onto their principal axes, in the orientation that suits them best.
 """
 
-from itertools import permutations, product
+from itertools import permutations
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
@@ -16,7 +16,7 @@ from scipy.stats import wasserstein_distance
 BOX = 3  # median spacings
 MOST_BOXES = 1 << 17
 ANGLE_STEP = 10  # degrees between the rotations that are tried in 2D
-REACH = 2  # radii of the real tissue beyond which nothing is told apart
+REACH = 2  # radii of the real tissue; boxes end there
 
 
 def spacings(position: Float[ndarray, "N D"]) -> Float64[ndarray, " N"]:
@@ -70,7 +70,7 @@ def on_principal_axes(position: Float[ndarray, "N D"]) -> Float64[ndarray, "N D"
 
 def orientations(dims: int) -> list[Float64[ndarray, "D D"]]:
     """Rotations and reflections to try: signed orders of the axes; in 2D, all steps between."""
-    signs = [np.diag(sign) for sign in product((1.0, -1.0), repeat=dims)]
+    signs = [np.diag(1.0 - 2.0 * np.array(flips)) for flips in np.ndindex((2,) * dims)]
     if dims != 2:
         orders = [np.eye(dims)[list(order)] for order in permutations(range(dims))]
         return [order @ sign for order in orders for sign in signs]
@@ -92,5 +92,5 @@ def occupied(position: Float64[ndarray, "N D"], edge: float, half: int) -> Bool[
     return binary_closing(grid, np.ones((3,) * dims, dtype=bool))
 
 
-def _intersection_over_union(one: Bool[ndarray, "..."], other: Bool[ndarray, "..."]) -> float:
-    return float((one & other).sum() / (one | other).sum())
+def _intersection_over_union(a: Bool[ndarray, "..."], b: Bool[ndarray, "..."]) -> float:
+    return float((a & b).sum() / (a | b).sum())

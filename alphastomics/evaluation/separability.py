@@ -35,7 +35,7 @@ def two_sample_auc(
     that a count of zero has in its slice.
     """
     both, is_real = _sampled(generated, real, seed)
-    forest = _forest(seed, oob_score=True).fit(_components(both, seed), is_real)
+    forest = _forest(seed, trees=TREES, oob_score=True).fit(_components(both, seed), is_real)
     votes = forest.oob_decision_function_[:, 1]
     return float(roc_auc_score(is_real, np.nan_to_num(votes, nan=0.5)))
 
@@ -85,7 +85,7 @@ def niche_auc(generated: Tissue, real: Tissue, *, seed: int) -> float | None:
     is_real = np.concatenate([np.full(len(part), n // 2) for n, part in enumerate(cells)])
     areas = []
     for fitted in (half == 0, half == 1):
-        forest = _forest(seed).fit(shown[fitted], is_real[fitted])
+        forest = _forest(seed, trees=TREES // 2).fit(shown[fitted], is_real[fitted])
         # Rounded: threads add the trees' votes in any order, which would break ties at random.
         votes = forest.predict_proba(shown[~fitted])[:, 1].round(9)
         areas.append(roc_auc_score(is_real[~fitted], votes))
@@ -122,7 +122,7 @@ def _components(values: Float[ndarray, "N G"], seed: int) -> Float[ndarray, "N K
     return PCA(min(COMPONENTS, *values.shape), random_state=seed).fit_transform(values)
 
 
-def _forest(seed: int, *, oob_score: bool = False) -> RandomForestClassifier:
+def _forest(seed: int, *, trees: int, oob_score: bool = False) -> RandomForestClassifier:
     return RandomForestClassifier(
-        TREES, oob_score=oob_score, min_samples_leaf=2, random_state=seed, n_jobs=-1
+        trees, oob_score=oob_score, min_samples_leaf=2, random_state=seed, n_jobs=-1
     )
