@@ -29,6 +29,7 @@ TISSUE_METRICS = (
         "New against real cells, linear AUC",
         "The same by logistic regression on all genes. 0.5: it cannot.",
         ideal=0.5,
+        slow=True,
     ),
     Metric(
         "auc_niches",
