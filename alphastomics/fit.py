@@ -224,6 +224,7 @@ def judge(
         config.seed.global_seed,
         VERDICT_TREE_CELLS,
         baselines=baselines,
+        with_slow=False,
     )
 
 

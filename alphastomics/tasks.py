@@ -92,7 +92,7 @@ JOINT = Task(
     (EXPRESSION, POSITION),
     "New tissue",
     "new tissue",
-    ("auc_cells", "type_neighbour_distance", "wasserstein_mean"),
+    ("auc_cells", "auc_niches", "type_neighbour_distance", "wasserstein_mean"),
     "",
     "more cells or a longer training would help",
 )

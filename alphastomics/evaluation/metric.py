@@ -33,6 +33,8 @@ class Metric:
         Whether no value exceeds 1: then a bar is full at 1.
     chance
         Score of a prediction that knows nothing, by the number of cells, where it is known.
+    slow
+        Whether it takes seconds for a tissue: the verdict of a training leaves it out.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Metric:
     bounded: bool = True
     chance: Callable[[int], float] | None = None
     short: str = ""
+    slow: bool = False
 
     @property
     def name_in_sentence(self) -> str:

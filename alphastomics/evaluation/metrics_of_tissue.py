@@ -2,11 +2,13 @@
 
 from alphastomics.evaluation.metric import Metric, error_metric, score_metric
 from alphastomics.evaluation.metrics_of_expression import MORAN_METRICS
+from alphastomics.evaluation.outline import outline_overlap, spacing_distance
+from alphastomics.evaluation.separability import linear_auc, niche_auc, two_sample_auc
 from alphastomics.evaluation.tissue import (
     gene_wasserstein,
-    two_sample_auc,
     type_neighbour_distance,
     type_share_distance,
+    zero_share_error,
 )
 
 TISSUE_METRICS = (
@@ -19,6 +21,24 @@ TISSUE_METRICS = (
         "New against real cells, AUC",
         "Can a classifier separate new from real cells? 0.5: it cannot.",
         ideal=0.5,
+    ),
+    Metric(
+        "auc_cells_linear",
+        lambda pair: linear_auc(pair.generated.expression, pair.real.expression, seed=pair.seed),
+        "nearest",
+        "New against real cells, linear AUC",
+        "The same by logistic regression on all genes. 0.5: it cannot.",
+        ideal=0.5,
+        slow=True,
+    ),
+    Metric(
+        "auc_niches",
+        lambda pair: niche_auc(pair.generated, pair.real, seed=pair.seed),
+        "nearest",
+        "New against real niches, AUC",
+        "Can a classifier separate them by a cell and the mean of its neighbours? 0.5: it cannot.",
+        ideal=0.5,
+        slow=True,
     ),
     error_metric(
         "type_neighbour_distance",
@@ -43,7 +63,40 @@ TISSUE_METRICS = (
         "Wasserstein distance of each gene's values from the real ones.",
         bounded=False,
     ),
+    error_metric(
+        "zero_share_error",
+        lambda pair: zero_share_error(pair.generated.expression, pair.real.expression),
+        "Zeros of genes",
+        "How far the share of cells in which a gene is zero differs, mean over genes.",
+    ),
+    Metric(
+        "correlation_slope",
+        lambda pair: None if pair.correlations is None else pair.correlations.slope,
+        "nearest",
+        "Gene-gene correlations, slope",
+        "How strong correlations of genes are beside the real ones; below 1: too weak.",
+        bounded=False,
+    ),
+    score_metric(
+        "correlation_r",
+        lambda pair: None if pair.correlations is None else pair.correlations.r,
+        "Gene-gene correlations, r",
+        "Are the same genes correlated as in real cells? Pearson r over pairs of genes.",
+    ),
     *MORAN_METRICS,
+    error_metric(
+        "spacing_distance",
+        lambda pair: spacing_distance(pair.generated.position, pair.real.position),
+        "Spacing of cells",
+        "Wasserstein distance of nearest-neighbour distances, in medians of the real ones.",
+        bounded=False,
+    ),
+    score_metric(
+        "outline_overlap",
+        lambda pair: outline_overlap(pair.generated.position, pair.real.position),
+        "Overlap of outlines",
+        "Intersection over union of both tissues' outlines, in the best orientation.",
+    ),
 )
 CALIBRATION_METRICS = (
     Metric(

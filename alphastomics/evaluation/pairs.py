@@ -34,7 +34,7 @@ from alphastomics.evaluation.neighbours import (
 )
 from alphastomics.evaluation.position import axis_rmse
 from alphastomics.evaluation.ranks import distance_spearman
-from alphastomics.evaluation.tissue import Tissue
+from alphastomics.evaluation.tissue import CorrelationAgreement, Tissue, correlation_agreement
 
 MORAN_NEIGHBOURS = 6  # squidpy's default
 CONTACT_SHARES = {"1pct": 0.01, "10pct": 0.10}  # G2T's and LUNA's
@@ -153,3 +153,10 @@ class TissuePair:
             for side in (self.generated, self.real)
         )
         return predicted, true
+
+    @cached_property
+    def correlations(self) -> CorrelationAgreement | None:
+        """How the correlations of every two genes agree."""
+        return correlation_agreement(
+            self.generated.expression, self.real.expression, seed=self.seed
+        )

@@ -78,7 +78,7 @@ def type_scores(
 
 
 def tissue_scores(
-    generated: Tissue, real: Tissue, typed: TypedCells, *, seed: int
+    generated: Tissue, real: Tissue, typed: TypedCells, *, seed: int, with_slow: bool = True
 ) -> dict[str, float]:
     """Every comparison of new with real tissue, over genes that the real one measured.
 
@@ -89,9 +89,12 @@ def tissue_scores(
     typed
         Real cells with known types: cells of both tissues take the types of their expression kNN.
     seed
-        Seed of the classifier.
+        Seed of the classifiers.
+    with_slow
+        Compute the slow metrics, too.
     """
-    return values_of(TISSUE_METRICS, TissuePair(generated, real, typed, seed))
+    metrics = tuple(metric for metric in TISSUE_METRICS if with_slow or not metric.slow)
+    return values_of(metrics, TissuePair(generated, real, typed, seed))
 
 
 def chance_levels(num_cells: int) -> dict[str, float]:

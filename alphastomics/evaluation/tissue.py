@@ -11,14 +11,20 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from scipy.stats import wasserstein_distance
-from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.metrics import roc_auc_score
 
 from alphastomics.evaluation.neighbours import spatial_neighbours
 
 NICHE = 10
-TREES, MOST_CELLS, COMPONENTS = 100, 2000, 20  # of the classifier, and what it sees
+# Of a gene's range: values that differ by less are equal but for rounding.
+ROUNDING, LOWEST_DECILE = 1e-5, 0.1
+MOST_GENES = 2000  # whose correlations are compared: their matrix grows with the square
+
+
+class CorrelationAgreement(NamedTuple):
+    """Gene-gene correlations of two tissues: slope of the generated on the real ones, and r."""
+
+    slope: float
+    r: float
 
 
 class Tissue(NamedTuple):
@@ -72,28 +78,62 @@ def gene_wasserstein(generated: Float[ndarray, "N G"], real: Float[ndarray, "M G
     )
 
 
-def two_sample_auc(
-    generated: Float[ndarray, "N G"], real: Float[ndarray, "M G"], *, seed: int
-) -> float:
-    """Area under the curve of a forest that tells two samples apart, each cell by other trees.
+def zero_share_error(generated: Float[ndarray, "N G"], real: Float[ndarray, "M G"]) -> float | None:
+    """Difference of the shares of cells in which a gene is zero, mean over genes.
 
-    0.5: it cannot; 1: it always can. It sees 20 principal components of both: by single genes it
-    would know a real cell by the value that a count of zero has in its slice. A tree votes on cells
-    that it has not seen, so that no cell may be in both samples. At most 2000 cells of either side,
-    as many of each, are looked at.
+    A count of zero is a gene's smallest value in the real cells. A value counts as zero below the
+    middle between this and the lowest decile of the gene's larger values. Genes whose smallest
+    value occurs once are never zero, and constant ones always: they are left out. None: all are.
     """
-    random = np.random.default_rng(seed)
-    size = min(len(generated), len(real), MOST_CELLS)
-    both = np.concatenate(
-        [side[random.permutation(len(side))[:size]] for side in (generated, real)]
-    )
-    which = np.repeat([0, 1], size)
-    shown = PCA(min(COMPONENTS, *both.shape), random_state=seed).fit_transform(both)
-    forest = RandomForestClassifier(
-        TREES, oob_score=True, min_samples_leaf=2, random_state=seed, n_jobs=-1
-    ).fit(shown, which)
-    votes = forest.oob_decision_function_[:, 1]
-    return float(roc_auc_score(which, np.nan_to_num(votes, nan=0.5)))
+    zero, highest = real.min(0), real.max(0)
+    is_zero = real <= zero + ROUNDING * (highest - zero)
+    counted = (is_zero.sum(0) > 1) & ~is_zero.all(0)
+    if not counted.any():
+        return None
+    errors = []
+    for gene in np.flatnonzero(counted):
+        larger = np.quantile(real[~is_zero[:, gene], gene], LOWEST_DECILE)
+        middle = (zero[gene] + larger) / 2
+        shares = (np.mean(side[:, gene] < middle) for side in (generated, real))
+        errors.append(abs(float(np.subtract(*shares))))
+    return float(np.mean(errors))
+
+
+def correlation_agreement(
+    generated: Float[ndarray, "N G"], real: Float[ndarray, "M G"], *, seed: int
+) -> CorrelationAgreement | None:
+    """Compare the correlations c of every two genes in generated cells with those r in real ones.
+
+    The slope is that of the line through the origin, sum c r / sum r^2 over pairs. Genes that are
+    constant in the real cells are left out; one that is constant in the generated cells alone
+    correlates with none. Of more than 2000 genes, 2000 are looked at. None: fewer than three genes.
+    """
+    varied = np.flatnonzero(np.ptp(real, axis=0) > 0)
+    if len(varied) > MOST_GENES:
+        varied = np.random.default_rng(seed).choice(varied, MOST_GENES, replace=False)
+    if len(varied) < 3:
+        return None
+    pairs = np.triu_indices(len(varied), 1)
+    c, r = (_correlations(side[:, varied])[pairs] for side in (generated, real))
+    norm_c, norm_r = (np.linalg.norm(side - side.mean()) for side in (c, r))
+    covariance = float((c - c.mean()) @ (r - r.mean()))
+    pearson = covariance / (norm_c * norm_r) if norm_c * norm_r > 0 else 0.0
+    return CorrelationAgreement(float(c @ r / (r @ r)), float(pearson))
+
+
+def _correlations(values: Float[ndarray, "N G"]) -> Float[ndarray, "G G"]:
+    """Pearson correlation of every two genes; 0 for one that is constant."""
+    z = values - values.mean(0, dtype=np.float64)
+    z *= np.ptp(values, axis=0) > 0  # rounding leaves a constant not exactly at its mean
+    z /= np.maximum(np.linalg.norm(z, axis=0), np.finfo(z.dtype).tiny)
+    return z.T @ z
+
+
+def depth_wasserstein(
+    generated_totals: Float[ndarray, " N"], real_totals: Float[ndarray, " M"]
+) -> float:
+    """Wasserstein-1 distance of the sequencing depths: of log(1 + counts of a cell)."""
+    return float(wasserstein_distance(np.log1p(generated_totals), np.log1p(real_totals)))
 
 
 def measured_part(tissue: Tissue, measured: Bool[ndarray, " G"]) -> Tissue:

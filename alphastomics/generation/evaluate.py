@@ -73,6 +73,7 @@ def evaluate(
     kept: dict[Mode, Generated] | None = None,
     baselines: Ahead[dict[str, Predictor]] | None = None,
     says_time: bool = False,
+    with_slow: bool = True,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
@@ -94,8 +95,8 @@ def evaluate(
         Filled with what was generated, where every slice was scored: the report shows it.
     baselines
         What `position_baselines_ahead` returned for these cells, where it was called.
-    says_time
-        Log what will be done, and about how long it takes.
+    says_time, with_slow
+        Log what will be done and about how long it takes; compute the slow metrics, too.
     """
     num_slices = len(cells.slice_names)
     cells = scorable(cells, what)
@@ -113,8 +114,7 @@ def evaluate(
         elif task is POS_TO_EXPR:
             scored_task = score_expression(module, cells, known, settings, seed)
         else:
-            new = generate(module, cells, JOINT.name, settings, seed, purpose="score")
-            scored_task = ScoredTask(new, joint_scores(new, cells, known, seed))
+            scored_task = score_tissue(module, cells, known, settings, seed, with_slow=with_slow)
         scores[task.name] = without_undefined(scored_task.table)
         if kept is not None and len(cells.slice_names) == num_slices:
             kept[task.name] = scored_task.generated
@@ -190,6 +190,20 @@ def score_expression(
     table = scored(cells, methods, partial(value_scores, known=known, seed=seed))
     table[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, generated))
     return ScoredTask(generated.by(settings.estimator), table)
+
+
+def score_tissue(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    known: InputCells | None,
+    settings: SamplingConfig,
+    seed: int,
+    *,
+    with_slow: bool,
+) -> ScoredTask:
+    """Generate new tissue, and score it beside real and shuffled tissue."""
+    new = generate(module, cells, JOINT.name, settings, seed, purpose="score")
+    return ScoredTask(new, joint_scores(new, cells, known, seed, with_slow=with_slow))
 
 
 def warn_if_trained_on(cells: InputCells, known: InputCells | None) -> None:

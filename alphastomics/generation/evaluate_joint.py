@@ -37,14 +37,19 @@ NUM_CLUSTERS = 10  # stand in for cell types where there are none
 
 
 def joint_scores(
-    generated: Generated, cells: InputCells, known: InputCells | None, seed: int
+    generated: Generated,
+    cells: InputCells,
+    known: InputCells | None,
+    seed: int,
+    *,
+    with_slow: bool = True,
 ) -> dict[str, dict[str, float]]:
     """Return {method: {metric: value}}, mean over slices by their number of cells."""
     new_cells = replace(cells, expression=generated.expression, scaling=generated.scaling)
     typed = cells if known is None else known
     finder = type_finder(typed, seed)
     totals: dict[str, dict[str, float]] = {}
-    weights: dict[str, float] = {}
+    weights: dict[str, dict[str, float]] = {}
     for number in range(len(cells.slice_names)):
         rows = cells.rows_of(number)
         unit = unit_of(cells, number)
@@ -61,13 +66,14 @@ def joint_scores(
                 measured_part(compared, genes),
                 finder(genes),
                 seed=seed,
+                with_slow=with_slow,
             )
-            weights[name] = weights.get(name, 0.0) + len(rows)
-            for metric, value in scores.items():
-                sums = totals.setdefault(name, {})
+            sums, weight = totals.setdefault(name, {}), weights.setdefault(name, {})
+            for metric, value in scores.items():  # a slice may lack one
                 sums[metric] = sums.get(metric, 0.0) + value * len(rows)
+                weight[metric] = weight.get(metric, 0.0) + len(rows)
     return {
-        name: {metric: value / weights[name] for metric, value in sums.items()}
+        name: {metric: value / weights[name][metric] for metric, value in sums.items()}
         for name, sums in totals.items()
     }
 

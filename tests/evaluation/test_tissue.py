@@ -6,17 +6,19 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from alphastomics.evaluation.clusters import TypedCells
-from alphastomics.evaluation.registry import tissue_scores
+from alphastomics.evaluation.registry import METRICS, tissue_scores
 from alphastomics.evaluation.tissue import (
     Tissue,
+    correlation_agreement,
+    depth_wasserstein,
     gene_wasserstein,
     measured_part,
     neighbour_types,
     shuffled_genes,
     shuffled_positions,
-    two_sample_auc,
     type_neighbour_distance,
     type_share_distance,
+    zero_share_error,
 )
 
 
@@ -55,15 +57,45 @@ def test_another_sample_of_the_same_tissue_is_close_and_shuffled_ones_are_not(ty
     assert abs(alike["auc_cells"] - 0.5) < 0.08
     assert placeless["auc_cells"] == alike["auc_cells"]
     assert mixed["auc_cells"] > 0.7
+    assert abs(alike["auc_cells_linear"] - 0.5) < 0.08
+    assert placeless["auc_niches"] > 0.9
+    assert alike["auc_niches"] < 0.65
+    assert alike["correlation_r"] > 0.9
+    assert alike["correlation_slope"] == pytest.approx(1, abs=0.1)
+    assert abs(mixed["correlation_slope"]) < 0.2
+    assert alike["outline_overlap"] == placeless["outline_overlap"] > 0.8
+    assert alike["spacing_distance"] == placeless["spacing_distance"] < 0.2
+    assert "zero_share_error" not in alike  # no gene has a smallest value twice
     assert mixed["wasserstein_mean"] == pytest.approx(alike["wasserstein_mean"])
 
 
-def test_scores_of_tissue_ignore_the_frame(typed):
+def test_scores_of_tissue_ignore_the_frame_and_the_unit(typed):
     real, other = layered(1)[0], layered(2)[0]
-    turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 2)))
-    moved = Tissue(other.expression, 30 * other.position @ turn + 100)
-    one, two = (tissue_scores(tissue, real, typed, seed=0) for tissue in (other, moved))
+    axes, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 2)))
+    rotated = Tissue(other.expression, other.position @ axes + 100)
+    in_other_unit = [Tissue(side.expression, 30 * side.position) for side in (other, real)]
+    one, two, three = (
+        tissue_scores(*pair, typed, seed=0)
+        for pair in ((other, real), (rotated, real), in_other_unit)
+    )
     assert one == pytest.approx(two)
+    assert one == pytest.approx(three)
+
+
+def test_scores_that_need_no_classifier_ignore_the_order_of_cells(typed):
+    real, other = layered(1)[0], layered(2)[0]
+    order = np.random.default_rng(0).permutation(len(other.position))
+    reordered = Tissue(other.expression[order], other.position[order])
+    one, two = (tissue_scores(tissue, real, typed, seed=0) for tissue in (other, reordered))
+    for name, value in one.items():
+        assert two[name] == pytest.approx(value, abs=0.1 if name.startswith("auc") else 1e-9), name
+
+
+def test_slow_scores_can_be_left_out(typed):
+    real, other = layered(1)[0], layered(2)[0]
+    quick = tissue_scores(other, real, typed, seed=0, with_slow=False)
+    assert set(METRICS) > set(quick) >= {"auc_cells", "correlation_r", "outline_overlap"}
+    assert set(quick).isdisjoint({"auc_niches", "auc_cells_linear"})
 
 
 def test_types_around_a_cell_are_counted_as_by_a_loop():
@@ -96,11 +128,66 @@ def test_the_wasserstein_distance_is_scipys_gene_by_gene():
     assert gene_wasserstein(one, two) == pytest.approx(expected)
 
 
-def test_the_classifier_is_at_chance_on_one_distribution_and_sure_on_two():
+def test_zeros_are_counted_below_the_middle_to_the_lowest_other_values():
+    real = np.array([[-1.0, -1.0, 1.0, 2.0], [0.0, 0.0, 0.0, 4.0]]).T
+    generated = np.array([[-1.2, -0.9, -0.5, 2.0], [0.1, 3.9, 4.0, 5.0]]).T
+    # The first gene's other values have the decile 1.1: three of four generated lie below 0.05, two
+    # real ones. The second's middle is 2: one of four, where three of the real cells are zero.
+    assert zero_share_error(generated, real) == pytest.approx((0.25 + 0.5) / 2)
+    assert zero_share_error(real, real) == 0
+
+
+def test_a_gene_that_is_never_zero_or_always_is_left_out():
+    real = np.array([[-1.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]]).T
+    generated = np.array([[-1.0, 1.0, 1.0, 2.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]).T
+    assert zero_share_error(generated, real) == pytest.approx(0.25)
+    assert zero_share_error(generated[:, 1:], real[:, 1:]) is None
+
+
+def test_a_zero_that_was_rounded_is_a_zero():
+    real = np.array([[-1.0, -1.0 + 1e-7, 1.0, 2.0]]).T
+    assert zero_share_error(np.full((4, 1), -1.0), real) == pytest.approx(0.5)
+
+
+def test_gene_gene_correlations_agree_as_by_numpy():
     rng = np.random.default_rng(0)
-    one, two = rng.normal(size=(2, 300, 5))
-    assert abs(two_sample_auc(one, two, seed=0) - 0.5) < 0.08
-    assert two_sample_auc(one, two + 3, seed=0) > 0.98
+    mixing = rng.normal(size=(6, 6))
+    one, two = rng.normal(size=(80, 6)), rng.normal(size=(50, 6)) @ mixing
+    pairs = np.triu_indices(6, 1)
+    c, r = (np.corrcoef(side.T)[pairs] for side in (one, two))
+    slope = np.linalg.lstsq(r[:, None], c, rcond=None)[0][0]
+    expected = pytest.approx((slope, np.corrcoef(c, r)[0, 1]))
+    assert correlation_agreement(one, two, seed=0) == expected
+    assert correlation_agreement(3 * one + 7, two, seed=0) == expected
+    assert correlation_agreement(two, two, seed=0) == pytest.approx((1, 1))
+
+
+def test_half_of_the_correlation_has_the_slope_of_a_half():
+    # Genes are sums of a shared and an own orthogonal pattern: r = shared share of the variance.
+    patterns = np.linalg.qr(np.random.default_rng(0).normal(size=(40, 6)))[0][:, 1:]
+    patterns = np.linalg.qr(patterns - patterns.mean(0))[0]
+    shared, own = patterns[:, :1], patterns[:, 1:]
+    signs = np.array([1, 1, -1, 1])  # else every pair has the same r
+    strong, weak = (signs * part**0.5 * shared + (1 - part) ** 0.5 * own for part in (0.8, 0.4))
+    assert correlation_agreement(weak, strong, seed=0) == pytest.approx((0.5, 1))
+
+
+def test_constant_genes_correlate_with_none_and_too_few_genes_are_not_compared():
+    rng = np.random.default_rng(0)
+    real = rng.normal(size=(50, 4)) + rng.normal(size=(50, 1))
+    collapsed = np.full((30, 4), 0.1)
+    assert correlation_agreement(collapsed, real, seed=0) == pytest.approx((0, 0))
+    extended = np.concatenate([real, np.full((50, 1), 0.3)], axis=1)
+    both = correlation_agreement(extended, extended, seed=0)
+    assert both == pytest.approx(correlation_agreement(real, real, seed=0))
+    assert correlation_agreement(real[:, :2], real[:, :2], seed=0) is None
+
+
+def test_depths_are_compared_by_their_logarithms():
+    # log1p: 0, log 2 against log 2, log 4, each half of the cells; all move up by log 2.
+    one, two = np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 3.0])
+    assert depth_wasserstein(one, two) == pytest.approx(np.log(2))
+    assert depth_wasserstein(one[::-1], two) == depth_wasserstein(one, two)
 
 
 def test_measured_genes_are_kept_and_shuffling_keeps_what_it_says():
