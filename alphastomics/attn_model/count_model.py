@@ -62,6 +62,8 @@ class CellDenoiser(nn.Module):
         Width L of a latent.
     """
 
+    frequency: Tensor
+
     def __init__(self, num_latents: int) -> None:
         super().__init__()
         self.register_buffer("frequency", 2.0 ** torch.linspace(0, 6, FREQUENCIES))
@@ -194,7 +196,7 @@ class CountModel(nn.Module):
         random = np.random.default_rng(seed)
         parts = [
             self._draw_some(part * self.latent_std + self.latent_mean, style, random)
-            for part in latents.to(self.mean).split(DECODED)
+            for part in torch.split(latents.to(self.mean), DECODED)
         ]
         expression = np.concatenate([part.expression for part in parts])
         counts = [part.counts for part in parts if part.counts is not None]

@@ -41,7 +41,7 @@ DOCUMENTED = (
     "training.early_stopping",
     "sampling.num_steps",
 )
-COUNT_UPDATES = {"cpu": 1_000, "gpu": 3_000}
+COUNT_UPDATES = {"cpu": 600, "gpu": 3_000}
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000
 # Cells that take more memory than this are read as they are needed.

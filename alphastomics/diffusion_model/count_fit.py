@@ -181,7 +181,7 @@ def standardise_latents(model: CountModel, cells: FittedCells) -> None:
     moments = [
         (mean.double().sum(0), (mean.double().square() + std.double().square()).sum(0))
         for expression, measured in zip(
-            cells.expression.split(8_192), cells.measured.split(8_192), strict=True
+            *(torch.split(part, 8_192) for part in (cells.expression, cells.measured)), strict=True
         )
         for mean, std in [model.encode(expression, measured)]
     ]
@@ -196,10 +196,10 @@ def fit_denoiser(model: CountModel, cells: FittedCells, updates: int, advance: A
     """Learn to denoise the latents of single cells, at all times alike."""
 
     def loss() -> Tensor:
-        rows = torch.randint(len(cells.total), (2 * BATCH,), device=cells.total.device)
-        noise = torch.randn(2, 2 * BATCH, model.num_latents, device=rows.device)
+        rows = torch.randint(len(cells.total), (BATCH,), device=cells.total.device)
+        noise = torch.randn(2, BATCH, model.num_latents, device=rows.device)
         clean = model.latents(cells.expression[rows], cells.measured[rows], noise[0])
-        time = torch.rand(2 * BATCH, 1, device=rows.device)
+        time = torch.rand(BATCH, 1, device=rows.device)
         angle = time * (math.pi / 2)
         noisy = angle.cos() * clean + angle.sin() * noise[1]
         lacking = angle.sin() * clean - angle.cos() * noise[1]

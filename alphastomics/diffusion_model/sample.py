@@ -282,7 +282,7 @@ class _Run:
             self.prepared |= self.sampler.prepare(
                 self.inner.expression, self.mask, genes, is_given=given
             )
-        seen, latent = noisy.expression, {}
+        seen, latent = noisy.expression, dict[str, Any]()
         if self.counts is not None:
             seen, latent = torch.zeros_like(self.inner.expression), {"latent": seen}
         cells = seen, noisy.position, network_time, self.mask
@@ -295,6 +295,7 @@ class _Run:
             self.expected, expression = expression, prediction.latent.to(expression.dtype)
             if self.known.genes is not None:  # what is known of a cell in part is put in at the end
                 whole = self.known.genes.all(-1, keepdim=True)
+                assert self.latents is not None
                 expression = torch.where(whole, self.latents, expression)
         elif self.known.genes is not None:
             expression = torch.where(self.known.genes, self.inner.expression, expression)

@@ -82,7 +82,13 @@ def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
         measured=cells.measured[present],
         slice_id=codes.astype(np.int64),
         slice_names=[cells.slice_names[number] for number in present],
+        scaling=rows_of_scaling(cells.scaling, present),
     )
+
+
+def rows_of_scaling(scaling: Scaling | None, slices: np.ndarray) -> Scaling | None:
+    """Return what some slices were standardised by."""
+    return None if scaling is None else Scaling(scaling.mean[slices], scaling.std[slices])
 
 
 class Blank(NamedTuple):
@@ -226,9 +232,7 @@ def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
         dims=2 if all(metadata.slices[number].z is not None for number in present) else 3,
         slice_names=[of_slices[number] for number in present],
         common_frame=metadata.has_common_frame,
-        scaling=None
-        if reader.scaling is None
-        else Scaling(*(part[present] for part in reader.scaling)),
+        scaling=rows_of_scaling(reader.scaling, present),
     )
 
 
