@@ -83,10 +83,11 @@ def quiet_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def short_position_head() -> Iterator[None]:
-    """Fit position heads for moments: most tests do not ask how good they are."""
+    """Fit position heads and count models for moments: most tests do not ask how good they are."""
     from alphastomics.config import auto
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "COUNT_UPDATES", {"cpu": 5, "gpu": 5})
         patch.setattr(auto, "HEAD_UPDATES", 5)
         patch.setattr(auto, "LEAST_HEAD_UPDATES", 5)
         yield
@@ -94,10 +95,11 @@ def short_position_head() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole_position_head() -> Iterator[None]:
-    """Fit position heads for as long as a user gets them, where nothing else is set."""
+    """Fit these parts for as long as a user gets them, where nothing else is set."""
     from alphastomics.config import TrainingConfig, auto
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "COUNT_UPDATES", {"cpu": 600, "gpu": 3_000})
         patch.setattr(auto, "HEAD_UPDATES", TrainingConfig().position_head_updates)
         yield
 

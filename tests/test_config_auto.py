@@ -151,6 +151,8 @@ SET = {
     "diffusion.position_frame": "random",
     "diffusion.full_noise_share": 0.1,
     "diffusion.num_timesteps": 10,
+    "expression.space": "genes",
+    "expression.updates": 12,
     "training.batch_size": 36,
     "training.learning_rate": 3e-5,
     "training.weight_decay": 0.0,

@@ -14,6 +14,7 @@ from alphastomics.config.file import put
 from alphastomics.preprocessing.batch_loader import resolve_set_draw
 from alphastomics.preprocessing.holdout import Holdout, choose_holdout
 from alphastomics.preprocessing.schema import Metadata
+from alphastomics.tasks import tasks_of
 
 # Cells that attend to one another. Larger sets cost more and predict positions no better.
 SET_SIZE = {"cpu": 512, "gpu": 1024}
@@ -41,7 +42,10 @@ DOCUMENTED = (
     "training.early_stopping",
     "sampling.num_steps",
 )
-COUNT_UPDATES = {"cpu": 600, "gpu": 3_000}
+# Of the count model: one of the autoencoder, with weights beside those of genes, and two of the
+# denoiser of single cells, each with so many cells.
+COUNT_UPDATES, LEAST_COUNT_UPDATES = {"cpu": 600, "gpu": 3_000}, 50
+COUNT_WEIGHTS, COUNT_WIDTH, COUNT_CELLS = 1_800_000, 256, 256
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000
 # Cells that take more memory than this are read as they are needed.
@@ -177,9 +181,14 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     updates = epochs * per_epoch
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
     head_seconds = 0.0
+    for choice in _latent_choices(resolved, cells, device):
+        choose(*choice)
+    resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
+    if resolved.num_latents:
+        head_seconds += _seconds_of_count_model(resolved, metadata, device)
     if resolved.has_position_head:
         of_update = _seconds_of_head_update(resolved, metadata, device)
-        head_seconds = of_update * choose(
+        head_seconds += of_update * choose(
             *_head_updates(cells, metadata.num_genes, of_update, device)
         )
     choose(
@@ -228,8 +237,6 @@ def _fixed_choices(config: Config, metadata: Metadata, device: Device) -> list[C
         Choice("diffusion.condition_share", condition, "one checkpoint for all tasks"),
         Choice("diffusion.equal_time_share", equal, "the remaining sets learn new tissue"),
         Choice("diffusion.full_noise_share", 0.3, "where sampling begins"),
-        Choice("expression.space", "latent", "counts are drawn at the end"),
-        Choice("expression.updates", COUNT_UPDATES[device.kind], "of the count model"),
         Choice("loss.position", "aligned", "neighbours are kept better than by distances"),
         Choice("training.learning_rate", LEARNING_RATE[device.kind], "for short trainings"),
         Choice("training.weight_decay", 0.01, "against overfitting to few animals"),
@@ -324,6 +331,25 @@ def _head_updates(cells: int, genes: int, seconds: float, device: Device) -> Cho
     if updates > most:
         updates, reason = most, "as many as there is time for"
     return Choice("training.position_head_updates", updates, reason)
+
+
+def _latent_choices(config: Config, cells: int, device: Device) -> list[Choice]:
+    """Choose what of expression is diffused, where it is generated at all."""
+    if not any(task.generates_expression for task in tasks_of(config.training.mode)):
+        return []
+    updates = min(COUNT_UPDATES[device.kind], max(cells, LEAST_COUNT_UPDATES))
+    return [
+        Choice("expression.space", "latent", "generated cells are drawn as counts"),
+        Choice("expression.updates", updates, "of the count model"),
+    ]
+
+
+def _seconds_of_count_model(config: Config, metadata: Metadata, device: Device) -> float:
+    """Estimate the time of fitting the count model."""
+    weights = COUNT_WEIGHTS + 3 * COUNT_WIDTH * metadata.num_genes
+    cores = device.cores if device.kind == "cpu" else 1
+    arithmetic = FLOPS_PER_WEIGHT * weights * COUNT_CELLS / (SPEED[device.kind][1] * cores)
+    return config.expression.updates * (HEAD_SECONDS[device.kind] + arithmetic)
 
 
 def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) -> float:

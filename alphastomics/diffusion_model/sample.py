@@ -286,7 +286,8 @@ class _Run:
         if self.counts is not None:
             seen, latent = torch.zeros_like(self.inner.expression), {"latent": seen}
         cells = seen, noisy.position, network_time, self.mask
-        prediction = model(*cells, gene_mask=genes, **self.prepared, **latent)
+        latent |= self.prepared
+        prediction = model(*cells, gene_mask=genes, **latent)
         make_expression, make_position = self.generated
         expression = prediction.expression.to(noisy.expression.dtype)
         if not make_expression:
