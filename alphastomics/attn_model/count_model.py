@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.layers import zero_linear
 
 WIDTH, BLOCKS, FREQUENCIES = 256, 3, 16
@@ -22,7 +23,7 @@ WIDTH, BLOCKS, FREQUENCIES = 256, 3, 16
 STYLES = 8
 TARGET_SUM = 1e4
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
-MOST_LOG_SPREAD = 6.0
+MOST_LOG_DISPERSION = 6.0
 # Cells that are decoded at a time.
 DECODED = 4_096
 
@@ -140,7 +141,7 @@ class CountModel(nn.Module):
         self.nonzero_out = nn.Linear(WIDTH, num_genes)
         self.depth_out = nn.Linear(WIDTH, 2)
         # The logarithm of the dispersion of counts, or of the std of values.
-        self.spread = nn.Parameter(torch.zeros(num_genes))
+        self.dispersion = nn.Parameter(torch.zeros(num_genes))
         self.denoiser = CellDenoiser(num_latents)
         self.register_buffer("is_counts", torch.ones((), dtype=torch.bool))
         self.register_buffer("latent_mean", torch.zeros(num_latents))
@@ -150,6 +151,7 @@ class CountModel(nn.Module):
         self.register_buffer("mean", torch.zeros(STYLES, num_genes))
         self.register_buffer("std", torch.ones(STYLES, num_genes))
         self.register_buffer("depth", torch.tensor([[0.0, 1.0]]).repeat(STYLES, 1))
+        self.requires_grad_(requires_grad=False)  # but while it is fitted
 
     def encode(
         self,
@@ -182,8 +184,8 @@ class CountModel(nn.Module):
     ) -> Float[Tensor, "B N L"]:
         """Predict clean latents, cell by cell; `time` is that of each set."""
         with torch.autocast(noisy.device.type, enabled=False):
-            spread = time.float()[:, None, None].expand(*noisy.shape[:2], 1)
-            return self.denoiser(noisy.float(), spread).to(noisy.dtype)
+            of_cells = time.float()[:, None, None].expand(*noisy.shape[:2], 1)
+            return self.denoiser(noisy.float(), of_cells).to(noisy.dtype)
 
     def decode(self, latent: Float[Tensor, "*B L"]) -> Decoded:
         """Say what latents, not standardised, mean."""
@@ -207,11 +209,12 @@ class CountModel(nn.Module):
     ) -> Drawn:
         decoded = self.decode(latent)
         mean, std = (part[style].double().cpu().numpy() for part in (self.mean, self.std))
-        spread = self.spread.clamp(-MOST_LOG_SPREAD, MOST_LOG_SPREAD).exp().double().cpu().numpy()
+        most = MOST_LOG_DISPERSION
+        dispersion = self.dispersion.clamp(-most, most).exp().double().cpu().numpy()
         if not bool(self.is_counts):
             chance = torch.sigmoid(decoded.nonzero).double().cpu().numpy()
             values = decoded.genes.double().cpu().numpy()
-            values = values + spread * random.standard_normal(values.shape)
+            values = values + dispersion * random.standard_normal(values.shape)
             is_zero = random.random(values.shape) >= chance
             absent = -mean / std
             return Drawn(
@@ -223,17 +226,52 @@ class CountModel(nn.Module):
         wanted = middle + np.exp(log_std) * random.standard_normal(len(middle))
         total = np.exp(np.clip(center + extent * wanted, 0, math.log(1e9)))
         rate = np.maximum(share * total[:, None], 1e-12)
-        counts = random.poisson(rate * random.gamma(spread, 1 / spread, rate.shape))
+        counts = random.poisson(rate * random.gamma(dispersion, 1 / dispersion, rate.shape))
         summed = np.maximum(counts.sum(1, keepdims=True), 1)
         values = np.log1p(counts * (TARGET_SUM / summed))
         return Drawn(((values - mean) / std).astype(np.float32), counts)
+
+
+class LatentPart(nn.Module):
+    """What the network does with noisy latents: the count model, and how cells learn of them.
+
+    Parameters
+    ----------
+    num_genes, num_latents, d_model
+        Genes, and widths of a latent and of a cell of the network.
+    """
+
+    def __init__(self, num_genes: int, num_latents: int, d_model: int) -> None:
+        super().__init__()
+        self.count_model = CountModel(num_genes, num_latents)
+        self.embed = nn.Sequential(
+            nn.Linear(2 * num_latents, d_model), nn.SiLU(), nn.Linear(d_model, d_model)
+        )
+        self.change = zero_linear(d_model, num_latents)
+
+    def forward(
+        self, noisy: Float[Tensor, "B N L"], time: Float[Tensor, "B T"]
+    ) -> tuple[Float[Tensor, "B N L"], Float[Tensor, "B N D"]]:
+        """Return what latents say by themselves, and embed both for sets without expression."""
+        alone = self.count_model.denoise(noisy, time[:, 0])
+        embedded = self.embed(torch.cat([noisy, alone], dim=-1))
+        return alone, embedded * (time[:, :1, None] > 0)
+
+    def clean(
+        self,
+        alone: Float[Tensor, "B N L"],
+        cells: Float[Tensor, "B N D"],
+        node_mask: Bool[Tensor, "B N"] | None,
+    ) -> Float[Tensor, "B N L"]:
+        """Add what neighbours and positions say to what the cell's own latent does."""
+        return without_padding(alone + self.change(cells), node_mask)
 
 
 def negative_binomial_loss(
     counts: Float[Tensor, "*B G"], rate: Float[Tensor, "*B G"], log_dispersion: Float[Tensor, " G"]
 ) -> Float[Tensor, "*B G"]:
     """Minus the log likelihood of counts, but for what depends on the counts alone."""
-    log_dispersion = log_dispersion.clamp(-MOST_LOG_SPREAD, MOST_LOG_SPREAD)
+    log_dispersion = log_dispersion.clamp(-MOST_LOG_DISPERSION, MOST_LOG_DISPERSION)
     dispersion = log_dispersion.exp()
     log_rate = rate.clamp(min=1e-12).log()
     both = torch.log(dispersion + rate)
@@ -249,7 +287,7 @@ def value_loss(
     decoded: Decoded, values: Tensor, is_zero: Bool[Tensor, "*B G"], log_std: Float[Tensor, " G"]
 ) -> Float[Tensor, "*B G"]:
     """Minus the log likelihood of values that are zero by chance, and else Gaussian."""
-    log_std = log_std.clamp(-MOST_LOG_SPREAD, MOST_LOG_SPREAD)
+    log_std = log_std.clamp(-MOST_LOG_DISPERSION, MOST_LOG_DISPERSION)
     gaussian = 0.5 * ((values - decoded.genes) / log_std.exp()).square() + log_std
     chance = F.binary_cross_entropy_with_logits(
         decoded.nonzero, (~is_zero).to(values.dtype), reduction="none"

@@ -4,13 +4,14 @@ Every check reads shapes, dtypes and devices only, never values, so that it cost
 and leaves no trace in a compiled graph.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from alphastomics.config import ModelConfig
 from alphastomics.errors import InputError
 
 DtypeKind = Literal["float", "bool"]
@@ -116,3 +117,23 @@ def require_masks(
     for name, (mask, shape) in needed.items():
         if mask is not None:
             require_tensor(name, mask, shape, kind="bool", device=like.device)
+
+
+def known_values(
+    expression: Float[Tensor, "B N G"],
+    gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
+    hidden: Bool[Tensor, "B N G"] | None,
+) -> Float[Tensor, "B N G"]:
+    """Put 0, the mean of a standardised gene, where a value is hidden or was not measured."""
+    for unseen in (hidden, None if gene_mask is None else ~gene_mask):
+        if unseen is not None:
+            unseen = unseen if unseen.ndim == 3 else unseen[:, None]
+            expression = expression.masked_fill(unseen, 0)
+    return expression
+
+
+def resized(size: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    """Return sizes with some values changed; a name that is none of theirs is refused."""
+    if unknown := changes.keys() - ModelConfig.model_fields.keys():
+        raise TypeError(f"Model: unexpected keyword argument(s) {', '.join(sorted(unknown))}")
+    return size.model_copy(update=changes)

@@ -6,6 +6,8 @@ gates each residual branch, all starting at no effect.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -73,3 +75,16 @@ class TimeEmbedding(nn.Module):
         # float32 at least: in bf16 neighbouring steps of a thousand are the same number.
         features = sinusoids(at_least_float32(time).expand(-1, NUM_MODALITIES))
         return self.outer(F.silu(self.inner(features.to(self.inner.weight.dtype))))
+
+
+@contextmanager
+def without_dropout(model: object) -> Iterator[None]:
+    """Put a network into evaluation mode, and back."""
+    network = model if isinstance(model, nn.Module) and model.training else None
+    if network is not None:
+        network.eval()
+    try:
+        yield
+    finally:
+        if network is not None:
+            network.train()

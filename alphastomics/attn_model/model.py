@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from alphastomics.attn_model.count_model import CountModel
+from alphastomics.attn_model.count_model import CountModel, LatentPart
 from alphastomics.attn_model.embedding import seen_coordinates
 from alphastomics.attn_model.gated_attention import without_padding
-from alphastomics.attn_model.inputs import require_masks
-from alphastomics.attn_model.layers import zero_linear
+from alphastomics.attn_model.inputs import known_values, require_masks, resized
 from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.neighbourhood import smoothed_expression
 from alphastomics.attn_model.position_head import PositionHead, position_at_start
@@ -65,26 +64,6 @@ class Prediction(NamedTuple):
     position: Tensor
     aux: Auxiliary
     latent: Tensor | None = None
-
-
-def known_values(
-    expression: Float[Tensor, "B N G"],
-    gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
-    hidden: Bool[Tensor, "B N G"] | None,
-) -> Float[Tensor, "B N G"]:
-    """Put 0, the mean of a standardised gene, where a value is hidden or was not measured."""
-    for unseen in (hidden, None if gene_mask is None else ~gene_mask):
-        if unseen is not None:
-            unseen = unseen if unseen.ndim == 3 else unseen[:, None]
-            expression = expression.masked_fill(unseen, 0)
-    return expression
-
-
-def resized(size: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
-    """Return sizes with some values changed; a name that is none of theirs is refused."""
-    if unknown := changes.keys() - ModelConfig.model_fields.keys():
-        raise TypeError(f"Model: unexpected keyword argument(s) {', '.join(sorted(unknown))}")
-    return size.model_copy(update=changes)
 
 
 class Model(nn.Module):
@@ -152,18 +131,14 @@ class Model(nn.Module):
         self.position_head = (
             PositionHead(num_genes, num_smoothed) if expects_positions and num_smoothed else None
         )
-        self.count_model: CountModel | None = None
-        if num_latents:
-            self.count_model = CountModel(num_genes, num_latents)
-            self.latent_in = nn.Sequential(
-                nn.Linear(2 * num_latents, size.d_model),
-                nn.SiLU(),
-                nn.Linear(size.d_model, size.d_model),
-            )
-            self.latent_out = zero_linear(size.d_model, num_latents)
-            self.count_model.requires_grad_(requires_grad=False)
+        self.latents = LatentPart(num_genes, num_latents, size.d_model) if num_latents else None
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_STD)
         self.unseen_share = nn.Linear(2, size.d_model, bias=False)
+
+    @property
+    def count_model(self) -> CountModel | None:
+        """Return what makes latents of expression, and counts of them, where it is used."""
+        return None if self.latents is None else self.latents.count_model
 
     @property
     def smoothed_in(self) -> nn.Sequential | None:
@@ -230,8 +205,7 @@ class Model(nn.Module):
         smoothed, expected
             What `prepare` returned for these cells: saves the work when they are seen again.
         latent
-            Noisy latents of expression, in place of noisy values: those are then 0. Sets with
-            given expression do not look at them.
+            Noisy latents of expression in place of noisy values, which are then 0.
         output_hidden_states
             Return the cells that enter the first layer and leave each.
         """
@@ -240,22 +214,12 @@ class Model(nn.Module):
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         visible, context = self._hide(expression, gene_mask, expression_hidden)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
-        given = diffusion_time[:, :1, None] == 0  # other sets get nothing added
-        if self.smoothed_in is not None:
-            if smoothed is None:
-                smoothed = self.smooth(expression, diffusion_time, node_mask, **masks)
-            context = context + self.smoothed_in(smoothed) * given
-        if self.position_head is not None:
-            assert smoothed is not None
-            if expected is None:
-                expected = self.expect(expression, smoothed, node_mask, **masks)
-            expected = expected.detach().to(position.dtype)
-            seen = seen_coordinates(expected, node_mask, None)
-            context = context + self.trunk.position_in(expected, seen) * given
-        alone = None
-        if self.count_model is not None and latent is not None:
-            alone = self.count_model.denoise(latent, diffusion_time[:, 0])
-            context = context + self.latent_in(torch.cat([latent, alone], dim=-1)) * ~given
+        known = {"smoothed": smoothed, "expected": expected}
+        added, expected = self._given(expression, diffusion_time, node_mask, masks, known)
+        context = context + added
+        if self.latents is not None and latent is not None:
+            latent, embedded = self.latents(latent, diffusion_time)
+            context = context + embedded
         output = self.trunk.denoise(
             *(visible, diffusion_time, position, node_mask),
             position_hidden=position_hidden,
@@ -263,10 +227,33 @@ class Model(nn.Module):
             keep_hidden=output_hidden_states,
         )
         position = position_at_start(output.position, expected, diffusion_time)
-        if alone is not None:
-            # What neighbours and positions add to what the cell's own latent says.
-            alone = without_padding(alone + self.latent_out(output.cells), node_mask)
-        return Prediction(output.expression, position, self._auxiliary(output, node_mask), alone)
+        if self.latents is not None and latent is not None:
+            latent = self.latents.clean(latent, output.cells, node_mask)
+        return Prediction(output.expression, position, self._auxiliary(output, node_mask), latent)
+
+    def _given(
+        self,
+        expression: Float[Tensor, "B N G"],
+        time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        masks: dict[str, Tensor | None],
+        known: dict[str, Tensor | None],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embed what follows from given expression; sets without it get nothing added."""
+        context, smoothed, expected = expression.new_zeros(()), known["smoothed"], known["expected"]
+        given = time[:, :1, None] == 0
+        if self.smoothed_in is not None:
+            if smoothed is None:
+                smoothed = self.smooth(expression, time, node_mask, **masks)
+            context = context + self.smoothed_in(smoothed) * given
+        if self.position_head is not None:
+            assert smoothed is not None
+            if expected is None:
+                expected = self.expect(expression, smoothed, node_mask, **masks)
+            expected = expected.detach().to(expression.dtype)
+            seen = seen_coordinates(expected, node_mask, None)
+            context = context + self.trunk.position_in(expected, seen) * given
+        return context, expected
 
     def prepare(
         self,

@@ -14,7 +14,6 @@ from alphastomics.config.file import put
 from alphastomics.preprocessing.batch_loader import resolve_set_draw
 from alphastomics.preprocessing.holdout import Holdout, choose_holdout
 from alphastomics.preprocessing.schema import Metadata
-from alphastomics.tasks import tasks_of
 
 # Cells that attend to one another. Larger sets cost more and predict positions no better.
 SET_SIZE = {"cpu": 512, "gpu": 1024}
@@ -180,17 +179,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     )
     updates = epochs * per_epoch
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
-    head_seconds = 0.0
-    for choice in _latent_choices(resolved, cells, device):
-        choose(*choice)
-    resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
-    if resolved.num_latents:
-        head_seconds += _seconds_of_count_model(resolved, metadata, device)
-    if resolved.has_position_head:
-        of_update = _seconds_of_head_update(resolved, metadata, device)
-        head_seconds += of_update * choose(
-            *_head_updates(cells, metadata.num_genes, of_update, device)
-        )
+    before = _seconds_before(resolved, cells, metadata, device, choose)
     choose(
         "training.validate_every_n_epochs",
         1 if timed else max(epochs // VALIDATIONS, 1),
@@ -198,7 +187,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
-    whole = (updates * seconds + head_seconds) * (1 + refit)
+    whole = (updates * seconds + before) * (1 + refit)
     if holdout is not None:
         whole += _seconds_of_verdict(cells, metadata.num_genes, device)
     return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
@@ -333,23 +322,30 @@ def _head_updates(cells: int, genes: int, seconds: float, device: Device) -> Cho
     return Choice("training.position_head_updates", updates, reason)
 
 
-def _latent_choices(config: Config, cells: int, device: Device) -> list[Choice]:
-    """Choose what of expression is diffused, where it is generated at all."""
-    if not any(task.generates_expression for task in tasks_of(config.training.mode)):
-        return []
-    updates = min(COUNT_UPDATES[device.kind], max(cells, LEAST_COUNT_UPDATES))
-    return [
-        Choice("expression.space", "latent", "generated cells are drawn as counts"),
-        Choice("expression.updates", updates, "of the count model"),
-    ]
+def _seconds_before(
+    config: Config, cells: int, metadata: Metadata, device: Device, choose: Any
+) -> float:
+    """Choose what is fitted before the network is trained, and estimate its time."""
+    seconds = 0.0
+    if config.generates_expression:
+        updates = min(COUNT_UPDATES[device.kind], max(cells, LEAST_COUNT_UPDATES))
+        space = choose("expression.space", "latent", "generated cells are drawn as counts")
+        updates = choose("expression.updates", updates, "of the count model")
+        if space == "latent":
+            seconds += updates * _seconds_of_count_update(metadata, device)
+    if config.has_position_head:
+        of_update = _seconds_of_head_update(config, metadata, device)
+        head = _head_updates(cells, metadata.num_genes, of_update, device)
+        seconds += of_update * choose(*head)
+    return seconds
 
 
-def _seconds_of_count_model(config: Config, metadata: Metadata, device: Device) -> float:
-    """Estimate the time of fitting the count model."""
+def _seconds_of_count_update(metadata: Metadata, device: Device) -> float:
+    """Estimate the time of an update of the count model."""
     weights = COUNT_WEIGHTS + 3 * COUNT_WIDTH * metadata.num_genes
     cores = device.cores if device.kind == "cpu" else 1
     arithmetic = FLOPS_PER_WEIGHT * weights * COUNT_CELLS / (SPEED[device.kind][1] * cores)
-    return config.expression.updates * (HEAD_SECONDS[device.kind] + arithmetic)
+    return HEAD_SECONDS[device.kind] + arithmetic
 
 
 def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) -> float:

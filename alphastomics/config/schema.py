@@ -315,8 +315,13 @@ class Config(Section):
     @property
     def num_latents(self) -> int:
         """Latents of a cell's expression: 0 where expression is not diffused in them."""
-        is_made = any(task.generates_expression for task in tasks_of(self.training.mode))
-        return self.expression.latents if is_made and self.expression.space == "latent" else 0
+        is_latent = self.generates_expression and self.expression.space == "latent"
+        return self.expression.latents if is_latent else 0
+
+    @property
+    def generates_expression(self) -> bool:
+        """Whether a model of these settings can generate expression."""
+        return any(task.generates_expression for task in tasks_of(self.training.mode))
 
     @model_validator(mode="after")
     def sections_agree(self) -> "Config":

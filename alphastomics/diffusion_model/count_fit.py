@@ -105,18 +105,18 @@ def values_to_fit(values: np.ndarray, num_cells: int) -> Content:
     """Return the counts that normalised values stand for, or themselves where they are none."""
     # Where standardised zeros came back as nearly zero.
     values = np.where(values < 1e-6, 0, values)
-    found = counts_of(values)
-    if found.exact.mean() >= LEAST_COUNTED:
-        if not found.exact.all():
+    recovered = counts_of(values)
+    if recovered.exact.mean() >= LEAST_COUNTED:
+        if not recovered.exact.all():
             logger.info(
                 "%d of %d cells hold values that are no counts: they are rounded",
-                (~found.exact).sum(),
+                (~recovered.exact).sum(),
                 num_cells,
             )
-            rest = np.expm1(values[~found.exact])
+            rest = np.expm1(values[~recovered.exact])
             least = np.where(rest > 0, rest, np.inf).min(1, keepdims=True)
-            found.values[~found.exact] = np.rint(rest / least)
-        counts = found.values.astype(np.float32)
+            recovered.values[~recovered.exact] = np.rint(rest / least)
+        counts = recovered.values.astype(np.float32)
         return Content(counts, counts.sum(1), is_counts=True)
     logger.info("expression is no counts: values are modelled as Gaussian above zero")
     return Content(values.astype(np.float32), values.sum(1).astype(np.float32), is_counts=False)
@@ -158,20 +158,20 @@ def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance
             logits = decoded.genes + model.offset[style]
             logits = logits.masked_fill(~measured, -math.inf)
             rate = torch.softmax(logits, dim=-1) * total[:, None]
-            entries = negative_binomial_loss(values, rate, model.spread)
+            entries = negative_binomial_loss(values, rate, model.dispersion)
             center, extent = model.depth[style].unbind(-1)
             depth = (total.clamp(min=1).log() - center) / extent
             middle, log_std = decoded.depth.unbind(-1)
             log_std = log_std.clamp(-4, 2)
             whole = 0.5 * ((depth - middle) / log_std.exp()).square() + log_std
         else:
-            entries = value_loss(decoded, expression, values <= 0, model.spread)
+            entries = value_loss(decoded, expression, values <= 0, model.dispersion)
             whole = 0 * decoded.depth.sum(-1)
         prior = (mean.square() + std.square() - 1).sum(-1) / 2 - std.log().sum(-1)
         return (entries.masked_fill(~measured, 0).sum(-1) + whole + PRIOR_WEIGHT * prior).mean()
 
     parts = [model.encoder, model.decoder, model.genes_out, model.nonzero_out, model.depth_out]
-    parameters = [weight for part in parts for weight in part.parameters()] + [model.spread]
+    parameters = [weight for part in parts for weight in part.parameters()] + [model.dispersion]
     minimise(loss, parameters, updates, advance)
 
 
@@ -193,7 +193,7 @@ def standardise_latents(model: CountModel, cells: FittedCells) -> None:
 
 
 def fit_denoiser(model: CountModel, cells: FittedCells, updates: int, advance: Advance) -> None:
-    """Learn to denoise the latents of single cells, at all times alike."""
+    """Learn to denoise the latents of single cells, at all times."""
 
     def loss() -> Tensor:
         rows = torch.randint(len(cells.total), (BATCH,), device=cells.total.device)

@@ -6,17 +6,17 @@ of known position are rotated into it, and everything is rotated back at the end
 are rotated onto the last one and onto the noisy cells, these the more the less noise they hold.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from alphastomics.attn_model.count_model import CountModel
+from alphastomics.attn_model.layers import without_dropout
 from alphastomics.config import Mode, SamplingConfig, Solver
 from alphastomics.diffusion_model.noise import (
     NoiseModel,
@@ -163,9 +163,8 @@ class DiffusionSampler:
 
     def width_of(self, task: Task, num_genes: int) -> int:
         """Return the width of expression on its way down: of latents where these are generated."""
-        if self.counts is None or not task.generates_expression:
-            return num_genes
-        return self.counts.num_latents
+        counts = self.counts if task.generates_expression else None
+        return num_genes if counts is None else counts.num_latents
 
     @torch.no_grad()
     def prepare(
@@ -183,19 +182,6 @@ class DiffusionSampler:
         with without_dropout(self.model):
             time = expr.new_zeros(len(expr), 2)
             return dict(prepare(expr, time, mask, gene_mask=genes, is_given=is_given))
-
-
-@contextmanager
-def without_dropout(model: Denoiser) -> Iterator[None]:
-    """Put a network into evaluation mode, and back."""
-    network = model if isinstance(model, nn.Module) and model.training else None
-    if network is not None:
-        network.eval()
-    try:
-        yield
-    finally:
-        if network is not None:
-            network.train()
 
 
 class _Run:
@@ -229,11 +215,8 @@ class _Run:
         self.rotation: Tensor | None = None
         self.last: Tensor | None = None
         self.counts = sampler.counts if self.task.generates_expression else None
-        # Where latents are generated: those of given expression, and the last expected expression.
-        self.latents: Tensor | None = None
+        # Where latents are generated: expression as it was last expected.
         self.expected = expression
-        if self.counts is not None:
-            self.latents = self.counts.latents(expression)
 
     def require(self, num_steps: int, solver: str) -> None:
         """Refuse what cannot be sampled."""
@@ -296,8 +279,8 @@ class _Run:
             self.expected, expression = expression, prediction.latent.to(expression.dtype)
             if self.known.genes is not None:  # what is known of a cell in part is put in at the end
                 whole = self.known.genes.all(-1, keepdim=True)
-                assert self.latents is not None
-                expression = torch.where(whole, self.latents, expression)
+                latents = self.counts.latents(self.inner.expression)
+                expression = torch.where(whole, latents, expression)
         elif self.known.genes is not None:
             expression = torch.where(self.known.genes, self.inner.expression, expression)
         position = self.inner.position
@@ -384,15 +367,14 @@ class _Run:
         """Return generated expression; of latents its mean, or what is drawn by them."""
         if self.counts is None:
             return clean.expression
-        made = self.expected
+        values = self.expected
         if not is_mean:
-            latents = clean.expression.flatten(0, 1)
-            seed = torch.randint(2**62, (), generator=self.generator)
-            drawn = self.counts.draw(latents, self.sampler.style, int(seed)).expression
-            made = torch.from_numpy(drawn).reshape(made.shape).to(made)
+            seed = int(torch.randint(2**62, (), generator=self.generator))
+            drawn = self.counts.draw(clean.expression.flatten(0, 1), self.sampler.style, seed)
+            values = torch.from_numpy(drawn.expression).reshape(values.shape).to(values)
         if self.known.genes is not None:
-            made = torch.where(self.known.genes, self.given.expression, made)
-        return made * self.mask[..., None]
+            values = torch.where(self.known.genes, self.given.expression, values)
+        return values * self.mask[..., None]
 
     def outside(self, clean: State, *, is_mean: bool) -> tuple[Tensor, Tensor]:
         """Return to the user's units; what was given comes back as it came."""

@@ -236,11 +236,18 @@ def train(
                 logger.info("%s", line)
         with folder.running(first=first):
             if checkpoint is None:  # which else has it
-                for fit_part in (fit_position_head, fit_count_model):
-                    fit_part(module, training, config, trainer.strategy.root_device)
+                fit_parts(module, training, config, trainer.strategy.root_device)
             seen = validation if has_validation and held_out else None
             run_fit(trainer, module, training, seen, checkpoint)
             return conclude(trainer, folder, keeper, split)
+
+
+def fit_parts(
+    module: AlphaSTomicsModule, training: BatchLoader, config: Config, device: torch.device
+) -> None:
+    """Fit what looks at single cells, before the network is trained."""
+    fit_position_head(module, training, config, device)
+    fit_count_model(module, training, config, device)
 
 
 def make_module(config: Config, training: BatchLoader) -> AlphaSTomicsModule:

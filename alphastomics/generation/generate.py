@@ -123,32 +123,36 @@ def generate(
     calls = sum(network_calls(cells, settings, device, num_steps) for num_steps in ways)
     steps = calls * settings.num_samples
     seams: list[Seam] = []
-    samples_latents = task.generates_expression and settings.estimator == "sample"
-    samples_latents = samples_latents and module.average.count_model is not None
     units: list[tuple[np.ndarray, np.ndarray]] = []
     with track(f"{purpose} {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             results, seam = generate_slice(sampler, settings, advance, planar=cells.dims == 2)
             arrays.put(cells.rows_of(number), results)
-            if samples_latents:
-                units.append(sampler.scaling())
+            units += sampler.scaling() if settings.estimator == "sample" else []
             if seam is not None:
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
     if units:
-        result = with_units(result, Scaling(*map(np.stack, zip(*units, strict=True))), cells)
-        result = result if sampler.draws_counts else replace(result, counts=None)
+        result = with_units(result, units, cells, module)
     if task.reads_training_cells and settings.estimator == "mean":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result
 
 
-def with_units(generated: "Generated", scaling: Scaling, cells: InputCells) -> "Generated":
+def with_units(
+    generated: "Generated",
+    units: list[tuple[np.ndarray, np.ndarray]],
+    cells: InputCells,
+    module: AlphaSTomicsModule,
+) -> "Generated":
     """Add what sampled expression was standardised by, and the counts that it stands for."""
-    mean, std = (part[cells.slice_id] for part in scaling)
-    counts = counts_of(generated.expression * std + mean).values
+    scaling = Scaling(*map(np.stack, zip(*units, strict=True)))
+    model, counts = module.average.count_model, None
+    if model is not None and bool(model.is_counts):
+        mean, std = (part[cells.slice_id] for part in scaling)
+        counts = counts_of(generated.expression * std + mean).values
     return replace(generated, counts=counts, scaling=scaling)
 
 

@@ -109,17 +109,13 @@ class SliceSampler:
         )
         self.sampler.style = style_of(module, self.name, stream_seed(seed, "style", number))
 
-    @property
-    def draws_counts(self) -> bool:
-        """Say whether sampled expression stands for counts."""
-        return self.sampler.counts is not None and bool(self.sampler.counts.is_counts)
-
-    def scaling(self) -> tuple[Float64[np.ndarray, " G"], Float64[np.ndarray, " G"]]:
-        """Return the mean and std of the genes that sampled expression was standardised by."""
+    def scaling(self) -> list[tuple[Float64[np.ndarray, " G"], Float64[np.ndarray, " G"]]]:
+        """Return the mean and std of genes that sampled expression was standardised by, if any."""
         model = self.sampler.counts
-        assert model is not None
+        if model is None or not self.task.generates_expression:
+            return []
         mean, std = (part[self.sampler.style] for part in (model.mean, model.std))
-        return mean.double().cpu().numpy(), std.double().cpu().numpy()
+        return [(mean.double().cpu().numpy(), std.double().cpu().numpy())]
 
     def plan(self, num_steps: int) -> ChunkPlan:
         """Say in which chunks a sample of so many steps is made."""
