@@ -23,7 +23,7 @@ from alphastomics.attn_model.count_model import (
 from alphastomics.config import Config
 from alphastomics.diffusion_model.cuda_graph import recorded
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.position_fit import cells_to_fit, rows_of_slices
+from alphastomics.diffusion_model.position_fit import WARM_UP, cells_to_fit, rows_of_slices
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
@@ -31,7 +31,7 @@ from alphastomics.preprocessing.counts import counts_of
 
 logger = logging.getLogger(__name__)
 
-BATCH, LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 256, 2e-3, 1e-4, 0.1
+BATCH, LEARNING_RATE, WEIGHT_DECAY = 256, 2e-3, 1e-4
 # Of the divergence from the prior: less than 1, so that latents keep what tells cells apart.
 PRIOR_WEIGHT = 0.3
 # Share of the cells that must be multiples of one number each.

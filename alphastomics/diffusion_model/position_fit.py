@@ -25,7 +25,8 @@ from alphastomics.preprocessing.memory import MemorySource
 
 # Cells of a step of each network.
 BATCH = 256
-LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.01, 0.1
+# The schedule divides by zero where the warm-up is one step: no number of updates has one.
+LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.01, 0.101
 # What is fitted to stays on the device.
 MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000
 
