@@ -135,9 +135,9 @@ def put_counts(data: Any, generated: Generated) -> None:
     """Make counts the values of new cells, with log-normalised ones beside them."""
     if generated.counts is None:
         return
-    counts = csr_array(generated.counts.astype(np.float32))
+    counts = generated.counts.astype(np.float32)
     data.X = counts
-    data.layers["normalized"] = log_normalized(counts)
+    data.layers["normalized"] = log_normalized(csr_array(counts)).toarray()
     data.obs["total_counts"] = generated.counts.sum(1)
 
 
