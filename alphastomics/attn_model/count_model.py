@@ -23,7 +23,7 @@ WIDTH, BLOCKS, FREQUENCIES = 256, 3, 16
 STYLES = 8
 TARGET_SUM = 1e4
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
-MOST_LOG_DISPERSION = 6.0
+MOST_LOG_DISPERSION, DISPERSION_STEPS = 6.0, 10.0
 # Cells that are decoded at a time.
 DECODED = 4_096
 
@@ -140,7 +140,8 @@ class CountModel(nn.Module):
         self.genes_out = nn.Linear(WIDTH, num_genes)
         self.nonzero_out = nn.Linear(WIDTH, num_genes)
         self.depth_out = nn.Linear(WIDTH, 2)
-        # The logarithm of the dispersion of counts, or of the std of values.
+        # A part of the logarithm of the dispersion of counts, or of the std of values: Adam's steps
+        # are of one size, and these have further to go than weights.
         self.dispersion = nn.Parameter(torch.zeros(num_genes))
         self.denoiser = CellDenoiser(num_latents)
         self.register_buffer("is_counts", torch.ones((), dtype=torch.bool))
@@ -152,6 +153,12 @@ class CountModel(nn.Module):
         self.register_buffer("std", torch.ones(STYLES, num_genes))
         self.register_buffer("depth", torch.tensor([[0.0, 1.0]]).repeat(STYLES, 1))
         self.requires_grad_(requires_grad=False)  # but while it is fitted
+
+    @property
+    def log_dispersion(self) -> Float[Tensor, " G"]:
+        """Return the logarithm of the dispersion of counts, or of the std of values."""
+        most = MOST_LOG_DISPERSION
+        return (DISPERSION_STEPS * self.dispersion).clamp(-most, most)
 
     def encode(
         self,
@@ -209,8 +216,7 @@ class CountModel(nn.Module):
     ) -> Drawn:
         decoded = self.decode(latent)
         mean, std = (part[style].double().cpu().numpy() for part in (self.mean, self.std))
-        most = MOST_LOG_DISPERSION
-        dispersion = self.dispersion.clamp(-most, most).exp().double().cpu().numpy()
+        dispersion = self.log_dispersion.exp().double().cpu().numpy()
         if not bool(self.is_counts):
             chance = torch.sigmoid(decoded.nonzero).double().cpu().numpy()
             values = decoded.genes.double().cpu().numpy()
@@ -271,7 +277,6 @@ def negative_binomial_loss(
     counts: Float[Tensor, "*B G"], rate: Float[Tensor, "*B G"], log_dispersion: Float[Tensor, " G"]
 ) -> Float[Tensor, "*B G"]:
     """Minus the log likelihood of counts, but for what depends on the counts alone."""
-    log_dispersion = log_dispersion.clamp(-MOST_LOG_DISPERSION, MOST_LOG_DISPERSION)
     dispersion = log_dispersion.exp()
     log_rate = rate.clamp(min=1e-12).log()
     both = torch.log(dispersion + rate)
@@ -287,7 +292,6 @@ def value_loss(
     decoded: Decoded, values: Tensor, is_zero: Bool[Tensor, "*B G"], log_std: Float[Tensor, " G"]
 ) -> Float[Tensor, "*B G"]:
     """Minus the log likelihood of values that are zero by chance, and else Gaussian."""
-    log_std = log_std.clamp(-MOST_LOG_DISPERSION, MOST_LOG_DISPERSION)
     gaussian = 0.5 * ((values - decoded.genes) / log_std.exp()).square() + log_std
     chance = F.binary_cross_entropy_with_logits(
         decoded.nonzero, (~is_zero).to(values.dtype), reduction="none"

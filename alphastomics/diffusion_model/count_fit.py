@@ -158,14 +158,14 @@ def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance
             logits = decoded.genes + model.offset[style]
             logits = logits.masked_fill(~measured, -math.inf)
             rate = torch.softmax(logits, dim=-1) * total[:, None]
-            entries = negative_binomial_loss(values, rate, model.dispersion)
+            entries = negative_binomial_loss(values, rate, model.log_dispersion)
             center, extent = model.depth[style].unbind(-1)
             depth = (total.clamp(min=1).log() - center) / extent
             middle, log_std = decoded.depth.unbind(-1)
             log_std = log_std.clamp(-4, 2)
             whole = 0.5 * ((depth - middle) / log_std.exp()).square() + log_std
         else:
-            entries = value_loss(decoded, expression, values <= 0, model.dispersion)
+            entries = value_loss(decoded, expression, values <= 0, model.log_dispersion)
             whole = 0 * decoded.depth.sum(-1)
         prior = (mean.square() + std.square() - 1).sum(-1) / 2 - std.log().sum(-1)
         return (entries.masked_fill(~measured, 0).sum(-1) + whole + PRIOR_WEIGHT * prior).mean()

@@ -1,0 +1,127 @@
+"""From slices of counts to new cells with counts: the fit, the samples, and what scanpy takes."""
+
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+import torch
+
+from alphastomics import AlphaSTomics
+from alphastomics.config.file import parse_document
+from alphastomics.diffusion_model.count_fit import fit_count_model
+from alphastomics.diffusion_model.train import make_module
+from alphastomics.main import main
+from alphastomics.preprocessing.batch_loader import create_dataloaders
+
+QUICK = {
+    "model": {"d_model": 16, "n_heads": 2, "n_layers": 1},
+    "training": {"max_epochs": 2, "position_head_updates": 5},
+    "expression": {"updates": 200},
+}
+
+
+def two_programs(*, seed: int = 0, volume: bool = False, cells: int = 400) -> anndata.AnnData:
+    """Return cells of two kinds, left and right, with genes that go together in each."""
+    random = np.random.default_rng(seed)
+    position = random.random((cells, 2)) * 100
+    kind = (position[:, 0] > 50).astype(int)
+    rate = np.full((2, 20), 1.0)
+    rate[0, :8], rate[1, 8:16] = 8.0, 8.0
+    depth = random.lognormal(0, 0.4, (cells, 1))
+    values = random.poisson(rate[kind] * depth).astype(np.float32)
+    if volume:
+        values = random.gamma(2.0, 1.0, values.shape).astype(np.float32) * (values > 0)
+    data = anndata.AnnData(values)
+    data.var_names = [f"g{number}" for number in range(20)]
+    data.obs["slice_id"] = "one"
+    data.obsm["spatial"] = position
+    return data
+
+
+@pytest.fixture(scope="module")
+def model() -> AlphaSTomics:
+    return AlphaSTomics(two_programs(), QUICK, seed=0).train()
+
+
+def test_new_cells_have_counts_like_the_real_ones(model):
+    real, new = two_programs(seed=1), model.generate(400, seed=3)
+    counts = np.asarray(new.X)
+    assert (counts == np.rint(counts)).all()
+    assert counts.min() == 0
+    np.testing.assert_array_equal(new.obs["total_counts"], counts.sum(1))
+    assert 0.8 < np.median(counts.sum(1)) / np.median(real.X.sum(1)) < 1.25
+    zeros = [(values == 0).mean() for values in (counts, real.X)]
+    assert abs(zeros[0] - zeros[1]) < 0.05
+    # Genes of a kind of cell go together: shuffled ones would not.
+    together, apart = (
+        np.corrcoef(np.asarray(new.layers["normalized"]).T)[:8, columns].mean()
+        for columns in (slice(0, 8), slice(8, 16))
+    )
+    assert together > 0.2
+    assert apart < 0
+
+
+def test_scanpy_takes_new_cells_as_it_takes_real_ones(model):
+    import scanpy as sc
+
+    new = model.generate(200, seed=4)
+    expected = np.asarray(new.layers["normalized"])
+    sc.pp.normalize_total(new, target_sum=1e4)
+    sc.pp.log1p(new)
+    np.testing.assert_allclose(new.X, expected, rtol=1e-5)
+    sc.pp.pca(new, n_comps=5)
+    sc.pp.neighbors(new, n_neighbors=10)
+    assert new.obsp["connectivities"].shape == (200, 200)
+
+
+def test_the_same_seed_gives_the_same_counts(model):
+    first, again, other = (np.asarray(model.generate(50, seed=seed).X) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_a_saved_model_samples_what_it_sampled(model, tmp_path: Path):
+    model.save(tmp_path / "model")
+    again = AlphaSTomics.load(tmp_path / "model")
+    new = [np.asarray(each.generate(40, seed=5).X) for each in (model, again)]
+    np.testing.assert_array_equal(*new)
+
+
+def test_values_that_are_no_counts_are_said_to_be_none(caplog):
+    with caplog.at_level("INFO"):
+        model = AlphaSTomics(two_programs(volume=True), QUICK, seed=0).train()
+    assert "no counts" in caplog.text
+    new = model.generate(50, seed=0)
+    assert "total_counts" not in new.obs
+    assert np.isfinite(new.X).all()
+
+
+def test_genes_can_still_be_diffused_themselves():
+    settings = {**QUICK, "expression": {"space": "genes"}}
+    model = AlphaSTomics(two_programs(cells=100), settings, seed=0).train()
+    assert "total_counts" not in model.generate(20, seed=0).obs
+
+
+def test_the_fit_is_a_pure_function_of_cells_and_seed(tmp_path: Path):
+    (tmp_path / "slices").mkdir()
+    two_programs(cells=120).write_h5ad(tmp_path / "slices/one.h5ad")
+    words = ["--input_dir", tmp_path / "slices", "--output_dir", tmp_path / "processed"]
+    assert main(["preprocess", *map(str, words)]) == 0
+    settings = {
+        **QUICK,
+        "training": {"batch_size": 32},
+        "expression": {"space": "latent", "updates": 10},
+        "data": {"processed_data_dir": str(tmp_path / "processed")},
+    }
+    config = parse_document(settings, "settings")
+    weights = []
+    for _ in range(2):
+        loader, *_ = create_dataloaders(tmp_path / "processed", batch_size=32)
+        torch.manual_seed(0)  # of the weights that it starts from
+        module = make_module(config, loader)
+        fit_count_model(module, loader, config, torch.device("cpu"))
+        assert module.average.count_model is not None
+        weights.append(module.average.count_model.state_dict())
+        assert module.style_names == ["one"]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
