@@ -99,7 +99,7 @@ def whole_position_head() -> Iterator[None]:
     from alphastomics.config import TrainingConfig, auto
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "COUNT_UPDATES", {"cpu": 600, "gpu": 3_000})
+        patch.setattr(auto, "COUNT_UPDATES", {"cpu": 600, "gpu": 1_500})
         patch.setattr(auto, "HEAD_UPDATES", TrainingConfig().position_head_updates)
         yield
 

@@ -43,7 +43,7 @@ DOCUMENTED = (
 )
 # Of the count model: one of the autoencoder, with weights beside those of genes, and two of the
 # denoiser of single cells, each with so many cells.
-COUNT_UPDATES, LEAST_COUNT_UPDATES = {"cpu": 600, "gpu": 3_000}, 50
+COUNT_UPDATES, LEAST_COUNT_UPDATES = {"cpu": 600, "gpu": 1_500}, 50
 COUNT_WEIGHTS, COUNT_WIDTH, COUNT_CELLS = 1_800_000, 256, 256
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000
