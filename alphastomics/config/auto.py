@@ -45,6 +45,7 @@ DOCUMENTED = (
 # denoiser of single cells, each with so many cells.
 COUNT_UPDATES, LEAST_COUNT_UPDATES = {"cpu": 600, "gpu": 1_500}, 50
 COUNT_WEIGHTS, COUNT_WIDTH, COUNT_CELLS = 1_800_000, 256, 256
+CPU_COUNT_SECONDS = 90  # of one of two fits
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000
 # Cells that take more memory than this are read as they are needed.
@@ -328,11 +329,14 @@ def _seconds_before(
     """Choose what is fitted before the network is trained, and estimate its time."""
     seconds = 0.0
     if config.generates_expression:
-        updates = min(COUNT_UPDATES[device.kind], max(cells, LEAST_COUNT_UPDATES))
+        of_update = _seconds_of_count_update(metadata, device)
+        updates = min(COUNT_UPDATES[device.kind], cells)
+        if device.kind == "cpu":
+            updates = min(updates, round(CPU_COUNT_SECONDS / of_update))
+        updates = max(updates, LEAST_COUNT_UPDATES)
         space = choose("expression.space", "latent", "generated cells are drawn as counts")
         updates = choose("expression.updates", updates, "of the count model")
-        if space == "latent":
-            seconds += updates * _seconds_of_count_update(metadata, device)
+        seconds += updates * of_update if space == "latent" else 0
     if config.has_position_head:
         of_update = _seconds_of_head_update(config, metadata, device)
         head = _head_updates(cells, metadata.num_genes, of_update, device)
