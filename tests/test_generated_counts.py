@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from alphastomics import AlphaSTomics
+from alphastomics.config.auto import with_settings
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.count_fit import fit_count_model
 from alphastomics.diffusion_model.train import make_module
@@ -101,6 +102,38 @@ def test_genes_can_still_be_diffused_themselves():
     settings = {**QUICK, "expression": {"space": "genes"}}
     model = AlphaSTomics(two_programs(cells=100), settings, seed=0).train()
     assert "total_counts" not in model.generate(20, seed=0).obs
+
+
+def test_a_gene_list_and_panels_leave_new_cells_in_the_units_of_the_real_ones(tmp_path: Path):
+    """Cells are normalised over all their genes; one slice lacks genes that the other has."""
+    for number, genes in enumerate((slice(0, 20), slice(0, 12))):
+        data = two_programs(seed=number, cells=300)[:, genes].copy()
+        data.obs["slice_id"] = f"s{number}"
+        data.write_h5ad(tmp_path / f"s{number}.h5ad")
+    (tmp_path / "genes.txt").write_text("\n".join(f"g{number}" for number in range(4, 16)))
+    words = ["--input_dir", tmp_path, "--gene_list_file", tmp_path / "genes.txt"]
+    assert main(["preprocess", *map(str, words), "--output_dir", str(tmp_path / "done")]) == 0
+    config = parse_document({**QUICK, "training": {"batch_size": 64}}, "settings")
+    config = with_settings(config, {"expression.space": "latent", "expression.updates": 100})
+    loader, *_ = create_dataloaders(tmp_path / "done", batch_size=64)
+    module = make_module(config, loader)
+    fit_count_model(module, loader, config, torch.device("cpu"))
+    model = module.average.count_model
+    assert model is not None
+    assert (model.target[:2] < 9_000).all()
+    # Genes 12 to 15, which the second slice lacks, have the mean and share of the first.
+    torch.testing.assert_close(model.mean[1, 8:], model.mean[0, 8:])
+    torch.testing.assert_close(model.offset[1, 8:], model.offset[0, 8:])
+    new = model.draw(torch.randn(500, 32), 0, 0).expression
+    assert np.abs(new.mean(0)).max() < 0.6  # standardised as the slice is
+
+
+def test_a_resumed_run_knows_its_styles(model):
+    module = model._trained().module
+    assert module.style_names == ["one"]
+    module.on_load_checkpoint({"alphastomics": {"styles": ["other"]}})
+    assert module.style_names == ["other"]
+    module.on_load_checkpoint({"alphastomics": {"styles": ["one"]}})
 
 
 def test_the_fit_is_a_pure_function_of_cells_and_seed(tmp_path: Path):

@@ -122,6 +122,7 @@ class CountModel(nn.Module):
     mean: Tensor
     std: Tensor
     depth: Tensor
+    target: Tensor
 
     def __init__(self, num_genes: int, num_latents: int) -> None:
         super().__init__()
@@ -147,11 +148,13 @@ class CountModel(nn.Module):
         self.register_buffer("is_counts", torch.ones((), dtype=torch.bool))
         self.register_buffer("latent_mean", torch.zeros(num_latents))
         self.register_buffer("latent_std", torch.ones(num_latents))
-        # Of each style: what is added to the genes; mean and std of the genes; of the log totals.
+        # Of each style: what is added to the genes; mean and std of the genes; of the log totals;
+        # what a normalised cell sums up to.
         self.register_buffer("offset", torch.zeros(STYLES, num_genes))
         self.register_buffer("mean", torch.zeros(STYLES, num_genes))
         self.register_buffer("std", torch.ones(STYLES, num_genes))
         self.register_buffer("depth", torch.tensor([[0.0, 1.0]]).repeat(STYLES, 1))
+        self.register_buffer("target", torch.full((STYLES,), TARGET_SUM))
         self.requires_grad_(requires_grad=False)  # but while it is fitted
 
     @property
@@ -234,7 +237,7 @@ class CountModel(nn.Module):
         rate = np.maximum(share * total[:, None], 1e-12)
         counts = random.poisson(rate * random.gamma(dispersion, 1 / dispersion, rate.shape))
         summed = np.maximum(counts.sum(1, keepdims=True), 1)
-        values = np.log1p(counts * (TARGET_SUM / summed))
+        values = np.log1p(counts * (float(self.target[style]) / summed))
         return Drawn(((values - mean) / std).astype(np.float32), counts)
 
 

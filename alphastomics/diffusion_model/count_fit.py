@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from alphastomics.attn_model.count_model import (
@@ -131,11 +132,13 @@ def set_styles(
     content: Content,
 ) -> None:
     """Learn each slice's style: shares of its genes, their mean and std, totals of its cells."""
-    scaling = loader.reader.scaling
+    scaling, reader = loader.reader.scaling, loader.reader
+    measured = []
     for style in range(STYLES):
         chosen = rows[style % len(rows)]
+        number = slice_id[chosen[0]]
+        measured.append(reader.measured_genes[reader.panel_of_slice[number]])
         if scaling is not None:
-            number = slice_id[chosen[0]]
             model.mean[style] = torch.from_numpy(scaling.mean[number])
             model.std[style] = torch.from_numpy(scaling.std[number])
         if content.is_counts:
@@ -143,6 +146,18 @@ def set_styles(
             model.offset[style] = torch.from_numpy(np.log(counts / counts.sum()))
             logs = np.log(np.maximum(content.total[chosen], 1))
             model.depth[style] = torch.tensor([logs.mean(), max(logs.std(), 1e-3)])
+            # Less than what cells were normalised to where some of their genes are not the model's.
+            sums = np.expm1(values[chosen]).sum(1)
+            model.target[style] = float(np.median(sums[sums > 0])) if (sums > 0).any() else 1.0
+    fill_unmeasured(model, torch.from_numpy(np.stack(measured)))
+
+
+def fill_unmeasured(model: CountModel, measured: Bool[Tensor, "S G"]) -> None:
+    """Give genes that a slice did not measure the mean of those that did."""
+    number = measured.sum(0).clamp(min=1)
+    for part in (model.offset, model.mean, model.std):
+        usual = (part * measured).sum(0) / number
+        part.copy_(torch.where(measured | (measured.sum(0) == 0), part, usual))
 
 
 def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance: Advance) -> None:

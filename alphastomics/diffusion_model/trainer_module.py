@@ -172,6 +172,12 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
 
         add_model_metadata(checkpoint, self)
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take from a checkpoint what is no weight, and was learned before the first step."""
+        from alphastomics.diffusion_model.checkpoint import OWN_KEY
+
+        self.style_names = list(checkpoint.get(OWN_KEY, {}).get("styles", []))
+
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = None, **_options: Any
