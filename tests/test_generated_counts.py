@@ -11,7 +11,9 @@ from alphastomics import AlphaSTomics
 from alphastomics.config.auto import with_settings
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model.count_fit import fit_count_model
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.train import make_module
+from alphastomics.errors import InputError
 from alphastomics.main import main
 from alphastomics.preprocessing.batch_loader import create_dataloaders
 
@@ -96,6 +98,30 @@ def test_values_that_are_no_counts_are_said_to_be_none(caplog):
     new = model.generate(50, seed=0)
     assert "total_counts" not in new.obs
     assert np.isfinite(new.X).all()
+
+
+def test_values_below_zero_stay_below_zero(caplog):
+    data = two_programs(cells=200)
+    values = np.log1p(data.X)
+    data.X = values - values.mean(0)
+    with caplog.at_level("INFO"):
+        settings = {**QUICK, "data": {"preprocessing": {"log_normalize": False, "scale": False}}}
+        model = AlphaSTomics(data, settings, seed=0).train()
+    assert "no counts" in caplog.text
+    new = np.asarray(model.generate(100, seed=0).X)
+    assert 0.2 < (new < 0).mean() < 0.8
+
+
+def test_a_single_step_draws_counts_too(model):
+    new = model.generate(30, seed=0, num_steps=1)
+    assert np.asarray(new.X).sum() > 0
+
+
+def test_a_trainer_of_ones_own_is_told_that_nothing_was_fitted():
+    document = {**QUICK, "expression": {"space": "latent"}}
+    module = AlphaSTomicsModule(document, 20)
+    with pytest.raises(InputError, match="with a Trainer of your own"):
+        module.require_count_model()
 
 
 def test_genes_can_still_be_diffused_themselves():

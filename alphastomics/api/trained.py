@@ -160,8 +160,9 @@ class TrainedVerbs:
         Returns
         -------
         anndata.AnnData
-            X and layers["generated"] with the expression, obsm["spatial"] and
-            obsm["spatial_pred"] with the positions, obs["slice_id"].
+            X with counts, layers["normalized"] and obs["total_counts"] (of a model without counts
+            X is the expression), layers["generated"] with standardised expression,
+            obsm["spatial"] and obsm["spatial_pred"] with the positions, obs["slice_id"].
         """
         genes = self._trained().genes
         for name, value, least in (("n", n, LEAST_CELLS), ("num_slices", num_slices, 1)):

@@ -23,6 +23,7 @@ WIDTH, BLOCKS, FREQUENCIES = 256, 3, 16
 STYLES = 8
 TARGET_SUM = 1e4
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
+LEAST_LOG_STD, MOST_LOG_STD = -4.0, 2.0
 MOST_LOG_DISPERSION, DISPERSION_STEPS = 6.0, 10.0
 # Cells that are decoded at a time.
 DECODED = 4_096
@@ -48,10 +49,10 @@ class Decoded(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Expression (N, G), standardised, and the counts that it stands for, if it does."""
+    """Expression, standardised, and the counts that it stands for, if it does."""
 
-    expression: Float32[np.ndarray, "N G"]
-    counts: Int64[np.ndarray, "N G"] | None
+    expression: Float32[np.ndarray, "*B G"]
+    counts: Int64[np.ndarray, "*B G"] | None
 
 
 class CellDenoiser(nn.Module):
@@ -116,6 +117,9 @@ class CountModel(nn.Module):
     """
 
     is_counts: Tensor
+    is_signed: Tensor
+    is_fitted: Tensor
+    measured: Tensor
     latent_mean: Tensor
     latent_std: Tensor
     offset: Tensor
@@ -145,15 +149,19 @@ class CountModel(nn.Module):
         # are of one size, and these have further to go than weights.
         self.dispersion = nn.Parameter(torch.zeros(num_genes))
         self.denoiser = CellDenoiser(num_latents)
+        # Counts, or else values, which may be below zero; and whether anything was fitted yet.
         self.register_buffer("is_counts", torch.ones((), dtype=torch.bool))
+        self.register_buffer("is_signed", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("is_fitted", torch.zeros((), dtype=torch.bool))
         self.register_buffer("latent_mean", torch.zeros(num_latents))
         self.register_buffer("latent_std", torch.ones(num_latents))
         # Of each style: what is added to the genes; mean and std of the genes; of the log totals;
-        # what a normalised cell sums up to.
+        # what a normalised cell sums up to, over the genes that the slice measured.
         self.register_buffer("offset", torch.zeros(STYLES, num_genes))
         self.register_buffer("mean", torch.zeros(STYLES, num_genes))
         self.register_buffer("std", torch.ones(STYLES, num_genes))
         self.register_buffer("depth", torch.tensor([[0.0, 1.0]]).repeat(STYLES, 1))
+        self.register_buffer("measured", torch.ones(STYLES, num_genes, dtype=torch.bool))
         self.register_buffer("target", torch.full((STYLES,), TARGET_SUM))
         self.requires_grad_(requires_grad=False)  # but while it is fitted
 
@@ -200,19 +208,23 @@ class CountModel(nn.Module):
     def decode(self, latent: Float[Tensor, "*B L"]) -> Decoded:
         """Say what latents, not standardised, mean."""
         inner = self.decoder(latent)
-        return Decoded(self.genes_out(inner), self.nonzero_out(inner), self.depth_out(inner))
+        middle, log_std = self.depth_out(inner).chunk(2, dim=-1)
+        depth = torch.cat([middle, log_std.clamp(LEAST_LOG_STD, MOST_LOG_STD)], dim=-1)
+        return Decoded(self.genes_out(inner), self.nonzero_out(inner), depth)
 
     @torch.no_grad()
-    def draw(self, latents: Float[Tensor, "N L"], style: int, seed: int) -> Drawn:
+    def draw(self, latents: Float[Tensor, "*B L"], style: int, seed: int) -> Drawn:
         """Draw the expression of cells in the style of a slice."""
         random = np.random.default_rng(seed)
+        flat = latents.to(self.mean).reshape(-1, self.num_latents)
         parts = [
             self._draw_some(part * self.latent_std + self.latent_mean, style, random)
-            for part in torch.split(latents.to(self.mean), DECODED)
+            for part in torch.split(flat, DECODED)
         ]
-        expression = np.concatenate([part.expression for part in parts])
+        shape = (*latents.shape[:-1], -1)
+        expression = np.concatenate([part.expression for part in parts]).reshape(shape)
         counts = [part.counts for part in parts if part.counts is not None]
-        return Drawn(expression, np.concatenate(counts) if counts else None)
+        return Drawn(expression, np.concatenate(counts).reshape(shape) if counts else None)
 
     def _draw_some(
         self, latent: Float[Tensor, "N L"], style: int, random: np.random.Generator
@@ -226,17 +238,20 @@ class CountModel(nn.Module):
             values = values + dispersion * random.standard_normal(values.shape)
             is_zero = random.random(values.shape) >= chance
             absent = -mean / std
-            return Drawn(
-                np.where(is_zero, absent, np.maximum(values, absent)).astype(np.float32), None
-            )
-        share = torch.softmax(decoded.genes + self.offset[style], dim=-1).double().cpu().numpy()
+            if not bool(self.is_signed):
+                values = np.maximum(values, absent)
+            return Drawn(np.where(is_zero, absent, values).astype(np.float32), None)
+        measured = self.measured[style]
+        logits = decoded.genes + self.offset[style]
+        whole = logits.masked_fill(~measured, -math.inf).logsumexp(-1, keepdim=True)
+        share = (logits - whole).exp().double().cpu().numpy()
         middle, log_std = decoded.depth.double().cpu().numpy().T
         center, extent = self.depth[style].double().cpu().numpy()
         wanted = middle + np.exp(log_std) * random.standard_normal(len(middle))
         total = np.exp(np.clip(center + extent * wanted, 0, math.log(1e9)))
         rate = np.maximum(share * total[:, None], 1e-12)
         counts = random.poisson(rate * random.gamma(dispersion, 1 / dispersion, rate.shape))
-        summed = np.maximum(counts.sum(1, keepdims=True), 1)
+        summed = np.maximum(counts[:, measured.cpu().numpy()].sum(1, keepdims=True), 1)
         values = np.log1p(counts * (float(self.target[style]) / summed))
         return Drawn(((values - mean) / std).astype(np.float32), counts)
 
@@ -248,10 +263,13 @@ class LatentPart(nn.Module):
     ----------
     num_genes, num_latents, d_model
         Genes, and widths of a latent and of a cell of the network.
+    nu
+        Exponent of the clock of expression.
     """
 
-    def __init__(self, num_genes: int, num_latents: int, d_model: int) -> None:
+    def __init__(self, num_genes: int, num_latents: int, d_model: int, nu: float) -> None:
         super().__init__()
+        self.nu = nu
         self.count_model = CountModel(num_genes, num_latents)
         self.embed = nn.Sequential(
             nn.Linear(2 * num_latents, d_model), nn.SiLU(), nn.Linear(d_model, d_model)
@@ -262,7 +280,7 @@ class LatentPart(nn.Module):
         self, noisy: Float[Tensor, "B N L"], time: Float[Tensor, "B T"]
     ) -> tuple[Float[Tensor, "B N L"], Float[Tensor, "B N D"]]:
         """Return what latents say by themselves, and embed both for sets without expression."""
-        alone = self.count_model.denoise(noisy, time[:, 0])
+        alone = self.count_model.denoise(noisy, time[:, 0] ** self.nu)
         embedded = self.embed(torch.cat([noisy, alone], dim=-1))
         return alone, embedded * (time[:, :1, None] > 0)
 

@@ -79,8 +79,8 @@ class Model(nn.Module):
         Kind of attention, gate and feed-forward.
     expects_positions
         Whether a head says where given expression is expected; needs smoothing.
-    num_latents
-        Width L of the latent of a cell's expression; 0: expression has none.
+    num_latents, nu_expression
+        Width L of the latent of a cell's expression, 0 for none; the exponent of its clock.
     **sizes
         Values of `size` by their names in `ModelConfig`, as in `Model(40, d_model=32)`.
     """
@@ -93,6 +93,7 @@ class Model(nn.Module):
         settings: LayerConfig = _SETTINGS,
         expects_positions: bool = False,
         num_latents: int = 0,
+        nu_expression: float = 1.0,
         **sizes: Any,
     ) -> None:
         super().__init__()
@@ -131,7 +132,8 @@ class Model(nn.Module):
         self.position_head = (
             PositionHead(num_genes, num_smoothed) if expects_positions and num_smoothed else None
         )
-        self.latents = LatentPart(num_genes, num_latents, size.d_model) if num_latents else None
+        widths = num_genes, num_latents, size.d_model
+        self.latents = LatentPart(*widths, nu_expression) if num_latents else None
         self.unseen_value = nn.Parameter(torch.randn(num_genes) * UNSEEN_STD)
         self.unseen_share = nn.Linear(2, size.d_model, bias=False)
 
@@ -169,6 +171,7 @@ class Model(nn.Module):
             settings=config.layer,
             expects_positions=config.has_position_head,
             num_latents=config.num_latents,
+            nu_expression=config.diffusion.nu_expression,
         )
 
     def forward(

@@ -28,7 +28,8 @@ from alphastomics.diffusion_model.position_fit import WARM_UP, cells_to_fit, row
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
-from alphastomics.preprocessing.counts import counts_of
+from alphastomics.preprocessing.counts import LARGEST_LOG, LEAST_LOG, counts_of
+from alphastomics.preprocessing.shard_reader import Scaling
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ BATCH, LEARNING_RATE, WEIGHT_DECAY = 256, 2e-3, 1e-4
 PRIOR_WEIGHT = 0.3
 # Share of the cells that must be multiples of one number each.
 LEAST_COUNTED = 0.98
+# What standardising and back leaves of a zero; cells that are looked at together.
+SMALLEST, BLOCK = 1e-5, 4_096
 # Steps of the cell denoiser for each of the autoencoder.
 DENOISER_STEPS = 2
 
@@ -66,21 +69,19 @@ def fit_count_model(
     style = np.zeros(len(table), np.int64)
     for number, chosen in enumerate(rows):
         style[chosen] = number % STYLES
-    scaling = loader.reader.scaling
-    values = expression.astype(np.float64)
-    if scaling is not None:
-        values = values * scaling.std[table.slice_id] + scaling.mean[table.slice_id]
-    values[~measured] = 0
-    module.style_names = [module.slice_names[table.slice_id[chosen[0]]] for chosen in rows[:STYLES]]
-    content = values_to_fit(values, len(table))
-    set_styles(model, loader, rows, table.slice_id, values, content)
+    module.style_names = [module.slice_names[table.slice_id[chosen[0]]] for chosen in rows]
+    content = values_to_fit(expression, measured, table.slice_id, loader.reader.scaling)
+    set_styles(model, loader, rows, table.slice_id, content)
+    kept = content.is_kept
     cells = FittedCells(
         *(
-            torch.tensor(part).to(device)
+            torch.tensor(part[kept]).to(device)
             for part in (expression, measured, content.values, content.total, style)
         )
     )
     model.is_counts.fill_(content.is_counts)
+    model.is_signed.fill_(content.is_signed)
+    model.is_fitted.fill_(value=True)
     model.to(device).train().requires_grad_(requires_grad=True)
     updates = config.expression.updates
     with track("count model", updates * (1 + DENOISER_STEPS), "updates") as advance:
@@ -95,32 +96,56 @@ def fit_count_model(
 
 
 class Content(NamedTuple):
-    """Counts, or values above zero, with the totals of cells."""
+    """Counts (N, G), or values, with totals of cells, and sums of what they were normalised to.
+
+    `is_kept` are the cells to fit; `is_signed` says that values may be below zero.
+    """
 
     values: np.ndarray
     total: np.ndarray
+    sums: np.ndarray
+    is_kept: np.ndarray
     is_counts: bool
+    is_signed: bool
 
 
-def values_to_fit(values: np.ndarray, num_cells: int) -> Content:
+def values_to_fit(
+    expression: np.ndarray, measured: np.ndarray, slice_id: np.ndarray, scaling: Scaling | None
+) -> Content:
     """Return the counts that normalised values stand for, or themselves where they are none."""
-    # Where standardised zeros came back as nearly zero.
-    values = np.where(values < 1e-6, 0, values)
-    recovered = counts_of(values)
-    if recovered.exact.mean() >= LEAST_COUNTED:
-        if not recovered.exact.all():
-            logger.info(
-                "%d of %d cells hold values that are no counts: they are rounded",
-                (~recovered.exact).sum(),
-                num_cells,
-            )
-            rest = np.expm1(values[~recovered.exact])
-            least = np.where(rest > 0, rest, np.inf).min(1, keepdims=True)
-            recovered.values[~recovered.exact] = np.rint(rest / least)
-        counts = recovered.values.astype(np.float32)
-        return Content(counts, counts.sum(1), is_counts=True)
-    logger.info("expression is no counts: values are modelled as Gaussian above zero")
-    return Content(values.astype(np.float32), values.sum(1).astype(np.float32), is_counts=False)
+    values = np.empty(expression.shape, np.float32)
+    exact, sums = np.zeros(len(values), dtype=bool), np.zeros(len(values))
+    blocks = [slice(start, start + BLOCK) for start in range(0, len(values), BLOCK)]
+    is_counts, is_signed = True, False
+    for block in blocks:
+        logs = unscaled(expression[block], measured[block], slice_id[block], scaling)
+        is_signed |= bool((logs < LEAST_LOG).any())
+        if is_counts:
+            recovered = counts_of(np.maximum(logs, 0) if not is_signed else logs)
+            values[block], exact[block] = recovered.values, recovered.exact
+            sums[block] = np.expm1(np.minimum(logs, LARGEST_LOG)).sum(1)
+            is_counts = not is_signed and recovered.exact.mean() >= LEAST_COUNTED
+    if not is_counts:
+        for block in blocks:
+            values[block] = unscaled(expression[block], measured[block], slice_id[block], scaling)
+        logger.info(
+            "expression is no counts: its values are modelled as Gaussian%s, with zeros by chance",
+            "" if is_signed else " above zero",
+        )
+        exact[:] = True
+    elif not exact.all():
+        logger.info("%d cells hold values that are no counts: they are left out", (~exact).sum())
+    return Content(values, values.sum(1), sums, exact, is_counts, is_signed)
+
+
+def unscaled(
+    expression: np.ndarray, measured: np.ndarray, slice_id: np.ndarray, scaling: Scaling | None
+) -> np.ndarray:
+    """Undo the standardising of slices; 0 where a gene was not measured or is nearly 0."""
+    values = expression.astype(np.float64)
+    if scaling is not None:
+        values = values * scaling.std[slice_id] + scaling.mean[slice_id]
+    return np.where(measured & (np.abs(values) > SMALLEST), values, 0)
 
 
 def set_styles(
@@ -128,7 +153,6 @@ def set_styles(
     loader: BatchLoader,
     rows: list[np.ndarray],
     slice_id: np.ndarray,
-    values: np.ndarray,
     content: Content,
 ) -> None:
     """Learn each slice's style: shares of its genes, their mean and std, totals of its cells."""
@@ -138,22 +162,24 @@ def set_styles(
         chosen = rows[style % len(rows)]
         number = slice_id[chosen[0]]
         measured.append(reader.measured_genes[reader.panel_of_slice[number]])
+        chosen = chosen[content.is_kept[chosen]]
         if scaling is not None:
             model.mean[style] = torch.from_numpy(scaling.mean[number])
             model.std[style] = torch.from_numpy(scaling.std[number])
-        if content.is_counts:
+        if content.is_counts and len(chosen):
             counts = content.values[chosen].sum(0, dtype=np.float64) + 1
             model.offset[style] = torch.from_numpy(np.log(counts / counts.sum()))
             logs = np.log(np.maximum(content.total[chosen], 1))
             model.depth[style] = torch.tensor([logs.mean(), max(logs.std(), 1e-3)])
             # Less than what cells were normalised to where some of their genes are not the model's.
-            sums = np.expm1(values[chosen]).sum(1)
+            sums = content.sums[chosen]
             model.target[style] = float(np.median(sums[sums > 0])) if (sums > 0).any() else 1.0
     fill_unmeasured(model, torch.from_numpy(np.stack(measured)))
 
 
 def fill_unmeasured(model: CountModel, measured: Bool[Tensor, "S G"]) -> None:
     """Give genes that a slice did not measure the mean of those that did."""
+    model.measured.copy_(measured)
     number = measured.sum(0).clamp(min=1)
     for part in (model.offset, model.mean, model.std):
         usual = (part * measured).sum(0) / number
@@ -177,10 +203,9 @@ def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance
             center, extent = model.depth[style].unbind(-1)
             depth = (total.clamp(min=1).log() - center) / extent
             middle, log_std = decoded.depth.unbind(-1)
-            log_std = log_std.clamp(-4, 2)
             whole = 0.5 * ((depth - middle) / log_std.exp()).square() + log_std
         else:
-            entries = value_loss(decoded, expression, values <= 0, model.log_dispersion)
+            entries = value_loss(decoded, expression, values == 0, model.log_dispersion)
             whole = 0 * decoded.depth.sum(-1)
         prior = (mean.square() + std.square() - 1).sum(-1) / 2 - std.log().sum(-1)
         return (entries.masked_fill(~measured, 0).sum(-1) + whole + PRIOR_WEIGHT * prior).mean()

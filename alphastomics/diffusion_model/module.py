@@ -117,7 +117,7 @@ class AlphaSTomicsModule(UpdatingModule):
         """Noise a batch, denoise it, and compare: steps 4 to 7 of the data flow."""
         settings, times = self.config.diffusion, randomness.times
         noise = randomness.noise(batch, self.config.num_latents)
-        latent = self.latents_of(batch, noise)
+        latent = self.latents_of(batch, noise, randomness.hidden.expression)
         noised = self.noise_model.noised(
             batch.expression if latent is None else latent,
             noise.expression,
@@ -160,14 +160,15 @@ class AlphaSTomicsModule(UpdatingModule):
         batch = replace(batch, diffusion_time=seen.times)
         return Scored(terms, prediction, batch, times, tasks)
 
-    def latents_of(self, batch: DataHolder, noise: Noise) -> Float[Tensor, "B N L"] | None:
-        """Return latents of the batch's expression, where that is what is diffused."""
+    def latents_of(
+        self, batch: DataHolder, noise: Noise, hidden: Tensor | None
+    ) -> Float[Tensor, "B N L"] | None:
+        """Return latents of what is seen of a batch's expression, where these are diffused."""
         counts = self.denoiser.count_model
-        return (
-            None
-            if counts is None
-            else counts.latents(batch.expression, batch.gene_mask, noise.latent)
-        )
+        if counts is None:
+            return None
+        seen = batch.gene_mask if hidden is None else batch.gene_mask & ~hidden
+        return counts.latents(batch.expression, seen, noise.latent)
 
     def smoothed(self, batch: DataHolder, seen: Seen) -> Tensor | None:
         """Smooth given expression once for all calls of a step, where the network reads it."""

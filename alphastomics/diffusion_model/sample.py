@@ -57,7 +57,8 @@ class Known(NamedTuple):
     ----------
     genes
         Measured genes, (B, N, G): with `pos_to_expr` and `joint` their values are kept, the others
-        generated; with `expr_to_pos` the others are not seen. None: all, or none, are known.
+        generated (as latents: whatever is known of a part of the genes); with `expr_to_pos` the
+        others are not seen. None: all, or none, are known.
     positions
         Cells (B, N) whose position is known and kept, when positions are generated.
     """
@@ -88,6 +89,8 @@ class DiffusionSampler:
         Whether mirror images counted as the same in training; None asks the trained network.
     """
 
+    drawn: Tensor | None  # counts of the last sample
+
     def __init__(
         self,
         model: Denoiser,
@@ -100,9 +103,9 @@ class DiffusionSampler:
         self.noise_model = noise_model
         learned = getattr(self.model, "position_scale", None) or 1.0
         self.position_scale = learned if position_scale is None else position_scale
-        # Expression is generated as latents, which become counts, where the network has them.
+        # Where the network has one: expression is generated as latents, and drawn as counts.
         self.counts: CountModel | None = getattr(self.model, "count_model", None)
-        self.style = 0
+        self.style, self.drawn = 0, None
         mirrored = getattr(self.model, "reflection", True)
         self.reflection = mirrored if reflection is None else reflection
 
@@ -121,6 +124,7 @@ class DiffusionSampler:
         noise: State | None = None,
         watch: Callable[[int, State], None] | None = None,
         cache: dict[str, Tensor] | None = None,
+        is_mean: bool = False,
     ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N 3"]]:
         """Sample cells.
 
@@ -147,6 +151,8 @@ class DiffusionSampler:
             Called after each step with its number and the clean cells predicted there.
         cache
             Filled with what follows from given expression; later calls for these cells read it.
+        is_mean
+            Whether expression is to be the mean that the last step expects, not a sample.
 
         Returns
         -------
@@ -159,7 +165,7 @@ class DiffusionSampler:
         run.require(num_steps, sampler)
         with without_dropout(self.model):
             clean = run.solve(num_steps, sampler, noise, watch)
-            return run.outside(clean, is_mean=num_steps == 1)
+            return run.outside(clean, is_mean=is_mean)
 
     def width_of(self, task: Task, num_genes: int) -> int:
         """Return the width of expression on its way down: of latents where these are generated."""
@@ -215,8 +221,7 @@ class _Run:
         self.rotation: Tensor | None = None
         self.last: Tensor | None = None
         self.counts = sampler.counts if self.task.generates_expression else None
-        # Where latents are generated: expression as it was last expected.
-        self.expected = expression
+        self.expected = expression  # as the last step expects it, where latents are generated
 
     def require(self, num_steps: int, solver: str) -> None:
         """Refuse what cannot be sampled."""
@@ -265,12 +270,11 @@ class _Run:
             self.prepared |= self.sampler.prepare(
                 self.inner.expression, self.mask, genes, is_given=given
             )
-        seen, latent = noisy.expression, dict[str, Any]()
+        seen, known = noisy.expression, dict[str, Any](self.prepared)
         if self.counts is not None:
-            seen, latent = torch.zeros_like(self.inner.expression), {"latent": seen}
+            seen, known["latent"] = torch.zeros_like(self.inner.expression), seen
         cells = seen, noisy.position, network_time, self.mask
-        latent |= self.prepared
-        prediction = model(*cells, gene_mask=genes, **latent)
+        prediction = model(*cells, gene_mask=genes, **known)
         make_expression, make_position = self.generated
         expression = prediction.expression.to(noisy.expression.dtype)
         if not make_expression:
@@ -369,9 +373,11 @@ class _Run:
             return clean.expression
         values = self.expected
         if not is_mean:
-            seed = int(torch.randint(2**62, (), generator=self.generator))
-            drawn = self.counts.draw(clean.expression.flatten(0, 1), self.sampler.style, seed)
-            values = torch.from_numpy(drawn.expression).reshape(values.shape).to(values)
+            where = getattr(self.generator, "device", None)
+            seed = int(torch.randint(2**62, (), generator=self.generator, device=where))
+            drawn, counts = self.counts.draw(clean.expression, self.sampler.style, seed)
+            self.sampler.drawn = None if counts is None else torch.from_numpy(counts)
+            values = torch.from_numpy(drawn).to(values)
         if self.known.genes is not None:
             values = torch.where(self.known.genes, self.given.expression, values)
         return values * self.mask[..., None]

@@ -147,4 +147,6 @@ def shard_model(model: Model, mesh: DeviceMesh, *, reshard: bool) -> None:
     """
     for layer in model.trunk.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    # The count model is small, frozen, and called by itself: every rank keeps all of it.
+    whole = set() if model.count_model is None else set(model.count_model.parameters())
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, ignored_params=whole)

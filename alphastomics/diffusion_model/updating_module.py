@@ -49,9 +49,19 @@ class UpdatingModule(TrainerModule):
     def score(self, batch: DataHolder, randomness: StepRandomness) -> Scored:
         """Noise a batch, denoise it, and compare."""
 
+    def require_count_model(self) -> None:
+        """Refuse to train on latents that nobody has fitted."""
+        counts = self.model.count_model
+        if counts is not None and not bool(counts.is_fitted):
+            raise InputError(
+                "expression.space latent: the count model is fitted by `alphastomics train` and "
+                "AlphaSTomics.train; with a Trainer of your own set expression.space to genes"
+            )
+
     def on_train_start(self) -> None:
         """Record updates where nobody needs to see their parts."""
         super().on_train_start()
+        self.require_count_model()
         # A training that failed leaves gradients behind that nobody has looked at.
         self.gradient_check = GradientCheck()
         self.seen_slices.clear()

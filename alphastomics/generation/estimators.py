@@ -61,7 +61,7 @@ def mean_and_sample(
         for number in range(len(cells.slice_names)):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             rows, planar = cells.rows_of(number), cells.dims == 2
-            starts = averaged(sampler, sampler.samples(1, num_samples, advance))
+            starts = averaged(sampler, sampler.samples(1, num_samples, advance, is_mean=True))
             deviations = [Deviation(sampler, starts.mean)]
             for index, single in enumerate(
                 sampler.samples(settings.num_steps, num_samples, advance)

@@ -35,7 +35,6 @@ from alphastomics.generation.slices import (
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.geometry import moved_onto
 from alphastomics.io.progress import Advance, track
-from alphastomics.preprocessing.counts import counts_of
 from alphastomics.preprocessing.shard_reader import Scaling
 from alphastomics.tasks import TASKS, tasks_of
 
@@ -124,18 +123,21 @@ def generate(
     steps = calls * settings.num_samples
     seams: list[Seam] = []
     units: list[tuple[np.ndarray, np.ndarray]] = []
+    counts: dict[int, Tensor] = {}
     with track(f"{purpose} {mode}", steps, "network calls") as advance:
         for number, name in enumerate(cells.slice_names):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             results, seam = generate_slice(sampler, settings, advance, planar=cells.dims == 2)
             arrays.put(cells.rows_of(number), results)
             units += sampler.scaling() if settings.estimator == "sample" else []
+            if settings.estimator == "sample" and sampler.counts is not None:
+                counts[number] = sampler.counts
             if seam is not None:
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
     if units:
-        result = with_units(result, units, cells, module)
+        result = with_units(result, units, cells, counts)
     if task.reads_training_cells and settings.estimator == "mean":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result
@@ -145,15 +147,16 @@ def with_units(
     generated: "Generated",
     units: list[tuple[np.ndarray, np.ndarray]],
     cells: InputCells,
-    module: AlphaSTomicsModule,
+    counts: dict[int, Tensor],
 ) -> "Generated":
     """Add what sampled expression was standardised by, and the counts that it stands for."""
     scaling = Scaling(*map(np.stack, zip(*units, strict=True)))
-    model, counts = module.average.count_model, None
-    if model is not None and bool(model.is_counts):
-        mean, std = (part[cells.slice_id] for part in scaling)
-        counts = counts_of(generated.expression * std + mean).values
-    return replace(generated, counts=counts, scaling=scaling)
+    whole = None
+    if counts:
+        whole = np.zeros(cells.expression.shape, np.int64)
+        for number, part in counts.items():
+            whole[cells.rows_of(number)] = part.numpy()
+    return replace(generated, counts=whole, scaling=scaling)
 
 
 def with_context(generated: "Generated", context: ContextPrediction) -> "Generated":
@@ -261,7 +264,9 @@ def generate_slice(
     samples = slice_sampler.samples(num_steps, num_samples, advance)
     if settings.estimator == "mean":
         num_steps = 1
-        average = averaged(slice_sampler, slice_sampler.samples(1, num_samples, advance))
+        average = averaged(
+            slice_sampler, slice_sampler.samples(1, num_samples, advance, is_mean=True)
+        )
     else:
         first = next(samples)
         average, samples = averaged(slice_sampler, iter([first])), chain([first], samples)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float64
 from torch import Generator, Tensor
 
+from alphastomics.attn_model.count_model import STYLES
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
@@ -55,8 +56,8 @@ def style_of(module: AlphaSTomicsModule, name: str, seed: int) -> int:
     """Return the style of a slice that the model knows, and of another a training slice's."""
     known = module.style_names
     if name in known:
-        return known.index(name)
-    return seed % len(known) if known else 0
+        return known.index(name) % STYLES
+    return seed % min(len(known), STYLES) if known else 0
 
 
 class SliceSampler:
@@ -107,6 +108,9 @@ class SliceSampler:
             position_scale=float(module.position_scale),
             reflection=module.config.loss.reflection,
         )
+        # Whether the mean is asked for, not a sample; counts of the first sample.
+        self.is_mean = False
+        self.counts: Tensor | None = None
         self.sampler.style = style_of(module, self.name, stream_seed(seed, "style", number))
 
     def scaling(self) -> list[tuple[Float64[np.ndarray, " G"], Float64[np.ndarray, " G"]]]:
@@ -122,16 +126,21 @@ class SliceSampler:
         largest = largest_set(self.settings, self.device, num_steps)
         return plan_chunks(self.whole.expression.shape[1], largest, self.anchor_seed)
 
-    def samples(self, num_steps: int, number: int, advance: Advance) -> Iterator[SliceSample]:
-        """Sample the slice several times; few are in memory at a time."""
+    def samples(
+        self, num_steps: int, number: int, advance: Advance, *, is_mean: bool = False
+    ) -> Iterator[SliceSample]:
+        """Sample the slice several times, or its mean; few are in memory at a time."""
         together = self.sets_at_once
         # The noise that `ddpm` adds on its way is drawn for one set.
         random = self.settings.sampler == "ddpm" and num_steps > 1
         if together == 1 or random or len(self.plan(num_steps).parts) > 1:
-            yield from (self.sample(num_steps, index, advance) for index in range(number))
+            for index in range(number):
+                self.is_mean = is_mean
+                yield self.sample(num_steps, index, advance)
             return
         for first in range(0, number, together):
             indices = range(first, min(first + together, number))
+            self.is_mean = is_mean
             yield from self.several(num_steps, indices, advance)
 
     def several(
@@ -144,6 +153,7 @@ class SliceSampler:
         given = State(*(part.expand(len(indices), -1, -1) for part in self.whole))
         cache = {name: part.expand(len(indices), -1, -1) for name, part in self.prepared().items()}
         state = self.sample_set(given, num_steps, streams[0], noise, 0, advance, cache)
+        self.keep_counts(indices[0], [self.sampler.drawn], None)
         parts = zip(*(torch.split(part, 1) for part in state), strict=True)
         return [SliceSample(State(*part), None) for part in parts]
 
@@ -152,12 +162,12 @@ class SliceSampler:
         generator = Generator().manual_seed(stream_seed(*self.key, number))
         plan = self.plan(num_steps)
         if len(plan.parts) == 1:
-            return SliceSample(
-                self.sample_set(self.whole, num_steps, generator, None, 0, advance, self.cache),
-                None,
-            )
+            state = self.sample_set(self.whole, num_steps, generator, None, 0, advance, self.cache)
+            self.keep_counts(number, [self.sampler.drawn], None)
+            return SliceSample(state, None)
         noise = self.whole_noise(generator)
         chunks: list[State] = []
+        counts: list[Tensor | None] = []
         for chunk in range(len(plan.parts)):
             rows = plan.rows(chunk)
             given = State(*(part[:, rows] for part in self.whole))
@@ -171,7 +181,17 @@ class SliceSampler:
             cache = self.prepared_part(rows)
             state = self.sample_set(given, num_steps, stream, start, num_known, advance, cache)
             chunks.append(self.fitted(state, chunks, len(plan.anchors)))
+            counts.append(self.sampler.drawn)
+        self.keep_counts(number, counts, plan)
         return SliceSample(self.joined(plan, chunks), self.seam_of(plan, chunks))
+
+    def keep_counts(self, number: int, chunks: list[Tensor | None], plan: ChunkPlan | None) -> None:
+        """Keep the counts that the first sample consists of, chunk by chunk."""
+        counts = [part for part in chunks if part is not None]
+        if number or self.is_mean or len(counts) != len(chunks):
+            return
+        first = [part[:1].float() for part in counts]
+        self.counts = first[0][0] if plan is None else joined_chunks(plan, first)[0]
 
     def prepared(self) -> dict[str, Tensor]:
         """Return what follows from the given expression of the whole slice, computed once."""
@@ -226,6 +246,7 @@ class SliceSampler:
                 noise=None if noise is None else State(*(part.to(self.device) for part in noise)),
                 watch=lambda _step, _state: advance(number),
                 cache=cache,
+                is_mean=self.is_mean,
             )
             # What was given is here already; each transfer waits for the device.
             parts = enumerate(zip(state, given, strict=True))

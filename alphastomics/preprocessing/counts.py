@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 MOST_SMALLEST = 20
 # Digits that log1p, standardising and float32 leave.
 RELATIVE_ERROR, ABSOLUTE_ERROR = 2e-5, 2e-3
-# Genes beside the counts, such as stained ones, may have other values.
-LEAST_CELLS, LEAST_COUNTS = 0.98, 5
+# Below zero only by what rounding does.
+LEAST_LOG, LARGEST_LOG = -1e-3, 50.0
 
 
 class Counts(NamedTuple):
@@ -26,7 +26,9 @@ class Counts(NamedTuple):
 
 def counts_of(log_values: Float[np.ndarray, "N G"]) -> Counts:
     """Return the counts that log(1 + values) of each cell stand for."""
-    values = np.expm1(log_values.astype(np.float64))
+    # No logarithm of a count is as large or below zero: such values are none.
+    odd = (log_values.max(1, initial=0) > LARGEST_LOG) | (log_values.min(1, initial=0) < LEAST_LOG)
+    values = np.expm1(np.where(odd[:, None], 0, log_values).astype(np.float64))
     # What standardising and back again leaves of a zero.
     values[values < ABSOLUTE_ERROR * values.max(1, keepdims=True, initial=0) / 1e3] = 0
     smallest = np.where(values > 0, values, np.inf).min(1, initial=np.inf)
@@ -40,7 +42,7 @@ def counts_of(log_values: Float[np.ndarray, "N G"]) -> Counts:
         near = is_integer(scaled).all(1)
         counts[rows[near]] = np.rint(scaled[near])
         exact[rows[near]] = True
-    return Counts(counts, exact)
+    return Counts(counts, exact & ~odd)
 
 
 def is_integer(values: Float64[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:

@@ -51,3 +51,12 @@ def test_cells_without_a_count_of_one(cell, expected):
 def test_what_is_no_multiple_of_one_number_is_no_count():
     values = np.random.default_rng(0).gamma(2.0, 1.0, (200, 40))
     assert counts_of(np.log1p(values)).exact.mean() < 0.05
+
+
+@pytest.mark.parametrize("value", [800.0, 60.0, -1.0])
+def test_values_that_no_logarithm_of_a_count_has_are_none(value):
+    values = np.log1p(made_up_counts(0, 2.0)).astype(np.float64)
+    values[::2, 0] = value
+    recovered = counts_of(values)
+    assert not recovered.exact[::2].any()
+    assert recovered.exact[1::2].all()
