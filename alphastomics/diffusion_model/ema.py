@@ -25,10 +25,11 @@ def average_decay_on_device(decay: float, updates: Int[Tensor, ""]) -> Float[Ten
 def update_average(average: nn.Module, current: nn.Module, decay: float | Tensor) -> None:
     """Move the average's parameters towards the current ones; buffers are copied.
 
-    A decay on the device is not read by the host.
+    What is not trained is the same in both. A decay on the device is not read by the host.
     """
-    kept = [parameter.detach() for parameter in average.parameters()]
-    new = [parameter.detach() for parameter in current.parameters()]
+    pairs = zip(average.parameters(), current.parameters(), strict=True)
+    trained = [pair for pair in pairs if pair[1].requires_grad]
+    kept, new = ([pair[side].detach() for pair in trained] for side in (0, 1))
     if isinstance(decay, Tensor):
         moves = torch._foreach_sub(new, kept)
         torch._foreach_mul_(moves, (1 - decay).to(kept[0].dtype))
