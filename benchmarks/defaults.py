@@ -8,7 +8,8 @@ random fifth of its cells. Every (set, seed) is a process of its own; rows are s
 
 Regressors take as long as the training and no GPU: `--part model` leaves them out (the verdict's
 too, which change no model), `--part baselines` trains the model for one update and keeps the
-baselines alone.
+baselines alone. `--hidden` hides a fifth of each training slice and scores new tissue beside it,
+with every figure of realism.
 """
 
 import argparse
@@ -73,22 +74,26 @@ def read_slice(folder: Path, name: str, seed: int) -> anndata.AnnData:
     return data[np.random.default_rng(seed).permutation(data.n_obs)].copy()
 
 
-def slices_of(folder: Path, chosen: dict[str, Any], seed: int) -> tuple[list[Any], list[Any]]:
-    """Return training and test slices; a single slice is divided."""
+def slices_of(
+    folder: Path, chosen: dict[str, Any], seed: int, *, hidden: bool
+) -> tuple[list[Any], list[Any]]:
+    """Return training and test slices; of a single slice, or if asked, some cells are hidden."""
     train = [read_slice(folder, name, seed) for name in chosen["train"]]
-    test = [read_slice(folder, name, seed + 1) for name in chosen["test"]]
+    test = [] if hidden else [read_slice(folder, name, seed + 1) for name in chosen["test"]]
     for data in [*train, *test]:
         data.obsm["spatial"] = np.asarray(data.obsm[chosen.get("position", "spatial")])
     if not test:
-        hidden = train[0].n_obs // 5
-        test, train = [train[0][:hidden].copy()], [train[0][hidden:].copy()]
+        test = [data[: data.n_obs // 5].copy() for data in train]
+        train = [data[data.n_obs // 5 :].copy() for data in train]
     return train, test
 
 
-def run_one(folder: Path, name: str, seed: int, part: str) -> dict[str, Any]:
+def run_one(
+    folder: Path, name: str, seed: int, part: str, *, hidden: bool = False
+) -> dict[str, Any]:
     """Train with nothing set, score all tasks on the test slices."""
     chosen = SETS[name]
-    train, test = slices_of(folder, chosen, seed)
+    train, test = slices_of(folder, chosen, seed, hidden=hidden)
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
     if part == "baselines":
         settings |= {"max_epochs": 1, "position_head_updates": 1}
@@ -107,7 +112,11 @@ def run_one(folder: Path, name: str, seed: int, part: str) -> dict[str, Any]:
         scores = evaluate(trained.module, cells, known, model.config.sampling, seed, tree_cells)
         result["slices"][str(data.obs["slice_id"].iloc[0])] = {
             mode: {
-                method: {key: values[key] for key in SHOWN[mode] if key in values}
+                method: {
+                    key: value
+                    for key, value in values.items()
+                    if key in SHOWN[mode] or (hidden and mode == "joint")
+                }
                 for method, values in methods.items()
                 if part == "all" or is_of(part, method)
             }
@@ -135,6 +144,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 target = Path(place) / f"{len(results)}-{len(waiting)}.json"
                 command = [sys.executable, __file__, str(arguments.data), "--one", name]
                 command += ["--seeds", str(seed), "--json", str(target), "--part", arguments.part]
+                command += ["--hidden"] if arguments.hidden else []
                 running.append((name, seed, target, subprocess.Popen(command)))
             for item in [item for item in running if item[3].poll() is not None]:
                 running.remove(item)
@@ -155,7 +165,11 @@ def report_one(name: str, seed: int, result: dict[str, Any]) -> None:
     for slice_name, modes in result["slices"].items():
         for mode, methods in modes.items():
             for method, values in methods.items():
-                figures = " ".join(f"{value:.4f}" for value in values.values())
+                names = len(values) > len(SHOWN[mode])
+                figures = " ".join(
+                    f"{key} {value:.4f}" if names else f"{value:.4f}"
+                    for key, value in values.items()
+                )
                 print(f"   {slice_name:<22}{mode:<12}{method:<24}{figures}", flush=True)
 
 
@@ -209,12 +223,14 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--part", choices=("all", "model", "baselines"), default="all")
+    parser.add_argument("--hidden", action="store_true", help="hide a fifth of training slices")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     if arguments.one:
-        result = run_one(arguments.data, arguments.one, arguments.seeds[0], arguments.part)
+        chosen = arguments.data, arguments.one, arguments.seeds[0], arguments.part
+        result = run_one(*chosen, hidden=arguments.hidden)
         arguments.json.write_text(json.dumps(result))
         return
     print(table(run_all(arguments)))

@@ -51,6 +51,12 @@ def test_a_flag_of_sample_that_does_nothing_gets_a_word(given, mode, estimator, 
     assert result == [] if words is None else words in result[0]
 
 
+def test_new_tissue_of_counts_has_a_way_of_its_own():
+    flags = {"num_steps", "sampler"}
+    result = sample_notices(flags, "joint", SamplingConfig(), FILE, has_counts=True)
+    assert "--num_steps, --sampler: new tissue of counts" in result[0]
+
+
 def test_a_flag_of_test_that_does_nothing_gets_a_word(tmp_path):
     assert "its own cell types" in score_notices({"cell_type_key"}, tmp_path)[0]
     assert score_notices({"split"}, tmp_path) == []

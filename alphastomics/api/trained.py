@@ -37,12 +37,12 @@ from alphastomics.errors import InputError
 from alphastomics.extract.files import OBSM_KEY, obsm_of
 from alphastomics.extract.folder import stored
 from alphastomics.extract.h5ad import embed_h5ad_cells
-from alphastomics.generation.cells import Blank, InputCells, blank_cells
+from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells
 from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import FrameFit, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.output import new_anndata, put_counts, put_into
-from alphastomics.generation.training_cells import BARE_POSITIONS, training_cells
+from alphastomics.generation.training_cells import training_cells
 from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
@@ -162,7 +162,8 @@ class TrainedVerbs:
         anndata.AnnData
             X with counts, layers["normalized"] and obs["total_counts"] (of a model without counts
             X is the expression), layers["generated"] with standardised expression,
-            obsm["spatial"] and obsm["spatial_pred"] with the positions, obs["slice_id"].
+            obsm["spatial"] and obsm["spatial_pred"] with the positions, obs["slice_id"], and
+            obs["cell_type"] where training cells have types.
         """
         genes = self._trained().genes
         for name, value, least in (("n", n, LEAST_CELLS), ("num_slices", num_slices, 1)):

@@ -17,10 +17,13 @@ from torch.nn import functional as F
 
 from alphastomics.attn_model.gated_attention import without_padding
 from alphastomics.attn_model.layers import zero_linear
+from alphastomics.attn_model.niche_model import TISSUES, NicheModel
 
-WIDTH, BLOCKS, FREQUENCIES = 256, 3, 16
+WIDTH = 256
 # Slices whose style is kept; more of them are represented by some.
-STYLES = 8
+STYLES = TISSUES
+# Cell types that are known: the most frequent ones, if there are more.
+TYPES, NO_TYPE = 64, -1e9
 TARGET_SUM = 1e4
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
 LEAST_LOG_STD, MOST_LOG_STD = -4.0, 2.0
@@ -55,58 +58,8 @@ class Drawn(NamedTuple):
     counts: Int64[np.ndarray, "*B G"] | None
 
 
-class CellDenoiser(nn.Module):
-    """Denoises the latent of one cell at a time; neighbours and positions are left to others.
-
-    Parameters
-    ----------
-    num_latents
-        Width L of a latent.
-    """
-
-    frequency: Tensor
-
-    def __init__(self, num_latents: int) -> None:
-        super().__init__()
-        self.register_buffer("frequency", 2.0 ** torch.linspace(0, 6, FREQUENCIES))
-        self.latent_in = nn.Linear(num_latents, WIDTH)
-        self.time_in = nn.Sequential(nn.Linear(2 * FREQUENCIES, WIDTH), nn.SiLU())
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.LayerNorm(WIDTH),
-                nn.Linear(WIDTH, 2 * WIDTH),
-                nn.SiLU(),
-                nn.Linear(2 * WIDTH, WIDTH),
-            )
-            for _ in range(BLOCKS)
-        )
-        self.out = zero_linear(WIDTH, num_latents)
-
-    def forward(
-        self, noisy: Float[Tensor, "*B L"], time: Float[Tensor, "*B 1"]
-    ) -> Float[Tensor, "*B L"]:
-        """Predict clean latents of unit variance at a time in [0, 1].
-
-        Of the cosine schedule, signal and noise are the cosine and sine of the time: the best
-        linear prediction, from which the network learns the rest.
-        """
-        angle = time * (math.pi / 2)
-        return angle.cos() * noisy + angle.sin() * self.residual(noisy, time)
-
-    def residual(
-        self, noisy: Float[Tensor, "*B L"], time: Float[Tensor, "*B 1"]
-    ) -> Float[Tensor, "*B L"]:
-        """Return what the linear prediction lacks, in units of the noise."""
-        phase = time * self.frequency
-        embedded = self.time_in(torch.cat([phase.sin(), phase.cos()], dim=-1))
-        cells = self.latent_in(noisy) + embedded
-        for block in self.blocks:
-            cells = cells + block(cells + embedded)
-        return self.out(cells)
-
-
 class CountModel(nn.Module):
-    """The autoencoder of a cell's expression, and the denoiser of a cell's latent.
+    """The autoencoder of a cell's expression, and the denoisers of latents and positions.
 
     Parameters
     ----------
@@ -127,6 +80,7 @@ class CountModel(nn.Module):
     std: Tensor
     depth: Tensor
     target: Tensor
+    type_weight: Tensor
 
     def __init__(self, num_genes: int, num_latents: int) -> None:
         super().__init__()
@@ -148,7 +102,7 @@ class CountModel(nn.Module):
         # A part of the logarithm of the dispersion of counts, or of the std of values: Adam's steps
         # are of one size, and these have further to go than weights.
         self.dispersion = nn.Parameter(torch.zeros(num_genes))
-        self.denoiser = CellDenoiser(num_latents)
+        self.niches = NicheModel(num_latents)
         # Counts, or else values, which may be below zero; and whether anything was fitted yet.
         self.register_buffer("is_counts", torch.ones((), dtype=torch.bool))
         self.register_buffer("is_signed", torch.zeros((), dtype=torch.bool))
@@ -163,6 +117,9 @@ class CountModel(nn.Module):
         self.register_buffer("depth", torch.tensor([[0.0, 1.0]]).repeat(STYLES, 1))
         self.register_buffer("measured", torch.ones(STYLES, num_genes, dtype=torch.bool))
         self.register_buffer("target", torch.full((STYLES,), TARGET_SUM))
+        # Cell types by the latent: weights and a constant, very low for types that are not there.
+        self.register_buffer("type_weight", torch.zeros(TYPES, num_latents + 1))
+        self.type_weight[:, -1] = NO_TYPE
         self.requires_grad_(requires_grad=False)  # but while it is fitted
 
     @property
@@ -203,7 +160,7 @@ class CountModel(nn.Module):
         """Predict clean latents, cell by cell; `time` is that of each set."""
         with torch.autocast(noisy.device.type, enabled=False):
             of_cells = time.float()[:, None, None].expand(*noisy.shape[:2], 1)
-            return self.denoiser(noisy.float(), of_cells).to(noisy.dtype)
+            return self.niches.denoise_alone(noisy.float(), of_cells).to(noisy.dtype)
 
     def decode(self, latent: Float[Tensor, "*B L"]) -> Decoded:
         """Say what latents, not standardised, mean."""
@@ -211,6 +168,12 @@ class CountModel(nn.Module):
         middle, log_std = self.depth_out(inner).chunk(2, dim=-1)
         depth = torch.cat([middle, log_std.clamp(LEAST_LOG_STD, MOST_LOG_STD)], dim=-1)
         return Decoded(self.genes_out(inner), self.nonzero_out(inner), depth)
+
+    @torch.no_grad()
+    def types(self, latents: Float[Tensor, "*B L"]) -> Int64[np.ndarray, "*B"]:
+        """Return the number of the most probable cell type of each cell."""
+        weight = self.type_weight.to(latents)
+        return (latents @ weight[:, :-1].mT + weight[:, -1]).argmax(-1).cpu().numpy()
 
     @torch.no_grad()
     def draw(self, latents: Float[Tensor, "*B L"], style: int, seed: int) -> Drawn:

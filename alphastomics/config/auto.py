@@ -41,10 +41,10 @@ DOCUMENTED = (
     "training.early_stopping",
     "sampling.num_steps",
 )
-# Of the count model: one of the autoencoder, with weights beside those of genes, and two of the
-# denoiser of single cells, each with so many cells.
+# Of the count model: one of the autoencoder, with weights beside those of genes, and two of each of
+# the denoisers of latents and of positions, which see more cells and have fewer weights.
 COUNT_UPDATES, LEAST_COUNT_UPDATES = {"cpu": 600, "gpu": 1_500}, 50
-COUNT_WEIGHTS, COUNT_WIDTH, COUNT_CELLS = 1_800_000, 256, 256
+COUNT_WEIGHTS, COUNT_WIDTH, COUNT_CELLS = 700_000, 256, 256
 CPU_COUNT_SECONDS = 90  # of one of two fits
 # Beyond it each round of smoothing costs more than it says.
 MANY_GENES = 2_000

@@ -175,12 +175,17 @@ def require_metadata(metadata: dict[str, Any], path: Path) -> None:
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
         "flat": isinstance(metadata.get("flat"), bool),
         "training_digest": isinstance(metadata.get("training_digest"), str | None),
-        "styles": isinstance(metadata.get("styles", []), list)
-        and all(isinstance(name, str) for name in metadata.get("styles", [])),
+        "styles": is_list_of_names(metadata.get("styles", [])),
+        "types": is_list_of_names(metadata.get("types", [])),
     }
     for key, holds in sound.items():
         if not holds:
             raise InputError(f"{path}: its {key} is missing or makes no sense: it is damaged")
+
+
+def is_list_of_names(value: Any) -> bool:
+    """Tell names from anything else."""
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def model_metadata(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str, Any]:
@@ -195,6 +200,7 @@ def model_metadata(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str
         "flat": module.planar,
         "training_digest": module.training_digest,
         "styles": module.style_names,
+        "types": module.type_names,
     }
 
 
@@ -269,6 +275,7 @@ def module_of(
     module.planar = metadata["flat"]
     module.training_digest = metadata.get("training_digest")
     module.style_names = list(metadata.get("styles", []))
+    module.type_names = list(metadata.get("types", []))
     return module.eval()
 
 

@@ -1,4 +1,4 @@
-"""Fits the count model: training cells enter, a fitted autoencoder and cell denoiser leave.
+"""Fits the count model: training cells enter, a fitted autoencoder and denoisers leave.
 
 Before the rest of the model is trained, and by itself, as the position head is: what one cell's
 expression looks like needs many small steps. A pure function of the training cells, the settings
@@ -7,41 +7,45 @@ and the seed.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from alphastomics.attn_model.count_model import (
+    NO_TYPE,
     STYLES,
+    TYPES,
     CountModel,
     negative_binomial_loss,
     value_loss,
 )
+from alphastomics.attn_model.niche_model import NicheModel
 from alphastomics.config import Config
-from alphastomics.diffusion_model.cuda_graph import recorded
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.diffusion_model.position_fit import WARM_UP, cells_to_fit, rows_of_slices
+from alphastomics.diffusion_model.niche_fit import DENOISERS, fit_niches, niche_cells
+from alphastomics.diffusion_model.position_fit import cells_to_fit, rows_of_slices, targets
 from alphastomics.diffusion_model.randomness import stream_seed
+from alphastomics.diffusion_model.small_fit import BATCH, minimise
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
+from alphastomics.preprocessing.cell_table import CellTable
 from alphastomics.preprocessing.counts import LARGEST_LOG, LEAST_LOG, counts_of
 from alphastomics.preprocessing.shard_reader import Scaling
 
 logger = logging.getLogger(__name__)
 
-BATCH, LEARNING_RATE, WEIGHT_DECAY = 256, 2e-3, 1e-4
+WEIGHT_DECAY = 1e-4
 # Of the divergence from the prior: less than 1, so that latents keep what tells cells apart.
 PRIOR_WEIGHT = 0.3
 # Share of the cells that must be multiples of one number each.
 LEAST_COUNTED = 0.98
 # What standardising and back leaves of a zero; cells that are looked at together.
 SMALLEST, BLOCK = 1e-5, 4_096
-# Steps of the cell denoiser for each of the autoencoder.
-DENOISER_STEPS = 2
+# Rows that a classifier of cell types is fitted to, at most.
+TYPED_CELLS = 20_000
 
 
 class FittedCells(NamedTuple):
@@ -84,12 +88,19 @@ def fit_count_model(
     model.is_fitted.fill_(value=True)
     model.to(device).train().requires_grad_(requires_grad=True)
     updates = config.expression.updates
-    with track("count model", updates * (1 + DENOISER_STEPS), "updates") as advance:
+    with track("count model", updates * (1 + DENOISERS), "updates") as advance:
         torch.manual_seed(stream_seed(seed, 0))
         fit_autoencoder(model, cells, updates, advance)
-        standardise_latents(model, cells)
+        latent, std = standardise_latents(model, cells)
+        fit_types(model, module, loader, latent, table.cell_type[kept], seed)
+        inner = set_frames(model.niches, module, table, rows, mixed=loader.draw.kind == "random")
         torch.manual_seed(stream_seed(seed, 1))
-        fit_denoiser(model, cells, updates * DENOISER_STEPS, advance)
+        niches = niche_cells(
+            *(latent, std, inner[kept].to(device), cells.style),
+            torch.tensor(table.slice_id[kept]).long(),
+            seed,
+        )
+        fit_niches(model.niches, niches, updates * DENOISERS // 2, advance)
     model.cpu().requires_grad_(requires_grad=False).eval()
     assert module.average.count_model is not None
     module.average.count_model.load_state_dict(model.state_dict())
@@ -116,15 +127,15 @@ def values_to_fit(
     values = np.empty(expression.shape, np.float32)
     exact, sums = np.zeros(len(values), dtype=bool), np.zeros(len(values))
     blocks = [slice(start, start + BLOCK) for start in range(0, len(values), BLOCK)]
-    is_counts, is_signed = True, False
+    is_signed = False
     for block in blocks:
         logs = unscaled(expression[block], measured[block], slice_id[block], scaling)
         is_signed |= bool((logs < LEAST_LOG).any())
-        if is_counts:
-            recovered = counts_of(np.maximum(logs, 0) if not is_signed else logs)
+        if not is_signed:
+            recovered = counts_of(np.maximum(logs, 0))
             values[block], exact[block] = recovered.values, recovered.exact
             sums[block] = np.expm1(np.minimum(logs, LARGEST_LOG)).sum(1)
-            is_counts = not is_signed and recovered.exact.mean() >= LEAST_COUNTED
+    is_counts = not is_signed and exact.mean() >= LEAST_COUNTED
     if not is_counts:
         for block in blocks:
             values[block] = unscaled(expression[block], measured[block], slice_id[block], scaling)
@@ -212,65 +223,76 @@ def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance
 
     parts = [model.encoder, model.decoder, model.genes_out, model.nonzero_out, model.depth_out]
     parameters = [weight for part in parts for weight in part.parameters()] + [model.dispersion]
-    minimise(loss, parameters, updates, advance)
+    minimise(loss, parameters, updates, advance, weight_decay=WEIGHT_DECAY)
 
 
 @torch.no_grad()
-def standardise_latents(model: CountModel, cells: FittedCells) -> None:
-    """Learn mean and std of the latents: those of the means, and of what is drawn around them."""
-    moments = [
-        (mean.double().sum(0), (mean.double().square() + std.double().square()).sum(0))
+def standardise_latents(model: CountModel, cells: FittedCells) -> tuple[Tensor, Tensor]:
+    """Learn mean and std of the latents; return mean and std of each cell's, standardised."""
+    parts = [
+        model.encode(expression, measured)
         for expression, measured in zip(
             *(torch.split(part, 8_192) for part in (cells.expression, cells.measured)), strict=True
         )
-        for mean, std in [model.encode(expression, measured)]
     ]
-    first, second = (
-        torch.stack(part).sum(0) / len(cells.total) for part in zip(*moments, strict=True)
-    )
-    model.latent_mean.copy_(first)
-    model.latent_std.copy_((second - first.square()).clamp(min=1e-8).sqrt())
+    mean, std = (torch.cat(part) for part in zip(*parts, strict=True))
+    # That of the means, and of what is drawn around them.
+    variance = mean.double().var(0, correction=0) + std.double().square().mean(0)
+    model.latent_mean.copy_(mean.double().mean(0))
+    model.latent_std.copy_(variance.clamp(min=1e-8).sqrt())
+    return (mean - model.latent_mean) / model.latent_std, std / model.latent_std
 
 
-def fit_denoiser(model: CountModel, cells: FittedCells, updates: int, advance: Advance) -> None:
-    """Learn to denoise the latents of single cells, at all times."""
-
-    def loss() -> Tensor:
-        rows = torch.randint(len(cells.total), (BATCH,), device=cells.total.device)
-        noise = torch.randn(2, BATCH, model.num_latents, device=rows.device)
-        clean = model.latents(cells.expression[rows], cells.measured[rows], noise[0])
-        time = torch.rand(BATCH, 1, device=rows.device)
-        angle = time * (math.pi / 2)
-        noisy = angle.cos() * clean + angle.sin() * noise[1]
-        lacking = angle.sin() * clean - angle.cos() * noise[1]
-        return (model.denoiser.residual(noisy, time) - lacking).square().mean()
-
-    minimise(loss, list(model.denoiser.parameters()), updates, advance)
-
-
-def minimise(
-    loss: Callable[[], Tensor], parameters: Sequence[Tensor], updates: int, advance: Advance
+def fit_types(
+    model: CountModel,
+    module: AlphaSTomicsModule,
+    loader: BatchLoader,
+    latent: Tensor,
+    cell_type: np.ndarray,
+    seed: int,
 ) -> None:
-    """Update weights by a loss that draws its own cells."""
-    device = parameters[0].device
-    on_gpu = device.type == "cuda"
-    # A graph reads the learning rate from the GPU.
-    rate = torch.tensor(LEARNING_RATE, device=device) if on_gpu else LEARNING_RATE
-    optimizer = torch.optim.AdamW(
-        parameters, rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=on_gpu
-    )
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, updates, pct_start=WARM_UP, cycle_momentum=False
-    )
+    """Learn cell types by the latent, where they are known."""
+    from sklearn.linear_model import LogisticRegression
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss().backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(parameters, 10.0)
-        optimizer.step()
+    names = loader.metadata.cell_types
+    known = np.flatnonzero(cell_type >= 0)
+    if names is None or not len(known):
+        return
+    chosen = np.random.default_rng(seed).permutation(known)[:TYPED_CELLS]
+    number = np.bincount(cell_type[chosen], minlength=len(names))
+    kept = np.sort(np.argsort(-number, kind="stable")[: min(TYPES, (number > 0).sum())])
+    module.type_names = [names[index] for index in kept]
+    model.type_weight.zero_()
+    model.type_weight[len(kept) :, -1] = NO_TYPE
+    if len(kept) < 2:
+        return
+    chosen = chosen[np.isin(cell_type[chosen], kept)]
+    values = latent[torch.tensor(chosen, device=latent.device)].double().cpu().numpy()
+    fitted = LogisticRegression(max_iter=200).fit(values, cell_type[chosen])
+    weight = np.hstack([fitted.coef_, fitted.intercept_[:, None]])
+    if len(kept) == 2:  # one row says both
+        weight = np.vstack([-weight / 2, weight / 2])
+    model.type_weight[: len(kept)] = torch.from_numpy(weight)
 
-    update = recorded(step, device)
-    for _ in range(updates):
-        update()
-        scheduler.step()
-        advance(1)
+
+def set_frames(
+    model: NicheModel,
+    module: AlphaSTomicsModule,
+    table: CellTable,
+    rows: list[np.ndarray],
+    *,
+    mixed: bool,
+) -> Float[Tensor, "N 3"]:
+    """Learn where each tissue lies, and return positions of all cells in the common frame."""
+    rotation, scale = module.slice_rotation.cpu(), float(module.position_scale)
+    if len(rotation) == 1:  # nothing was rotated
+        rotation = rotation.expand(len(module.slice_names), 3, 3)
+    model.is_common.fill_(mixed)
+    for tissue in range(STYLES):
+        chosen = rows[tissue % len(rows)]
+        middle = table.position[chosen].mean(0, dtype=np.float64)
+        model.middle[tissue] = torch.from_numpy(middle)
+        origin = table.position.mean(0, dtype=np.float64) if mixed else middle
+        model.center[tissue] = torch.from_numpy(origin)
+        model.rotation[tissue] = rotation[table.slice_id[chosen[0]]]
+    return targets(table, rotation, scale, mixed=mixed)

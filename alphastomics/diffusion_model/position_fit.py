@@ -14,19 +14,16 @@ from torch import Tensor
 
 from alphastomics.attn_model.position_head import Ensemble
 from alphastomics.config import Config
-from alphastomics.diffusion_model.cuda_graph import recorded
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.slice_preparation import smoothed_slice
+from alphastomics.diffusion_model.small_fit import BATCH, minimise
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.preprocessing.cell_table import CellTable, joined_tables
 from alphastomics.preprocessing.memory import MemorySource
 
-# Cells of a step of each network.
-BATCH = 256
-# The schedule divides by zero where the warm-up is one step: no number of updates has one.
-LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.01, 0.101
+WEIGHT_DECAY = 0.01
 # What is fitted to stays on the device.
 MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000
 
@@ -110,31 +107,15 @@ def fit_ensemble(
 ) -> None:
     """Fit each network to cells of its own choice, by least squares."""
     ensemble.train().requires_grad_(requires_grad=True)
-    device = cells.position.device
-    on_gpu = device.type == "cuda"
-    # A graph reads the learning rate from the GPU.
-    rate = torch.tensor(LEARNING_RATE, device=device) if on_gpu else LEARNING_RATE
-    optimizer = torch.optim.AdamW(
-        ensemble.parameters(), rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=on_gpu
-    )
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, updates, pct_start=WARM_UP, cycle_momentum=False
-    )
     num_networks, num_cells = len(ensemble.dropout), len(cells.position)
 
-    def step() -> None:
-        rows = torch.randint(num_cells, (num_networks, BATCH), device=device)
+    def loss() -> Tensor:
+        rows = torch.randint(num_cells, (num_networks, BATCH), device=cells.position.device)
         smoothed = None if ensemble.smoothed is None else cells.smoothed[rows]
         expected = ensemble(cells.expression[rows], smoothed)
         # A sum over the networks: each learns as if it were alone.
-        loss = (expected - cells.position[rows]).square().mean() * num_networks
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        return (expected - cells.position[rows]).square().mean() * num_networks
 
-    update = recorded(step, device)
-    for _ in range(updates):
-        update()
-        scheduler.step()
-        advance(1)
+    weights = list(ensemble.parameters())
+    minimise(loss, weights, updates, advance, weight_decay=WEIGHT_DECAY, clips=False)
     ensemble.requires_grad_(requires_grad=False)

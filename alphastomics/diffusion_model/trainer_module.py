@@ -81,6 +81,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.slice_names: list[str] = []
         # Slices whose style the count model knows, in its order.
         self.style_names: list[str] = []
+        # Cell types that it knows, in its order.
+        self.type_names: list[str] = []
         # What was done to the expression that the module is trained on; None where nobody said.
         self.normalization: dict[str, Any] | None = None
         # Whether every set that it is trained on lies in a plane: so does new tissue.
@@ -177,6 +179,7 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         from alphastomics.diffusion_model.checkpoint import OWN_KEY
 
         self.style_names = list(checkpoint.get(OWN_KEY, {}).get("styles", []))
+        self.type_names = list(checkpoint.get(OWN_KEY, {}).get("types", []))
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

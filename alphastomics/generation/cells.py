@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
 
 from alphastomics.config import Config
 from alphastomics.diffusion_model.bounds import MOST_PICKLED_CELLS
@@ -30,6 +30,8 @@ from alphastomics.preprocessing.shard_reader import Scaling, ShardReader
 logger = logging.getLogger(__name__)
 
 SHOWN = 5  # names in a message
+# Positions that belong to no named slice: those of a single training slice's frame.
+BARE_POSITIONS = "positions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class InputCells(CellTable):
         Whether positions of other slices can be compared with these.
     scaling
         What each slice was standardised by; None where it was not, or nobody knows.
+    origin
+        What was subtracted from the user's positions.
     """
 
     # A query may lack what training cells have.
@@ -65,6 +69,7 @@ class InputCells(CellTable):
     slice_names: list[str]
     common_frame: bool = False
     scaling: Scaling | None = None
+    origin: Float64[np.ndarray, " 3"] | None = None
 
     @cached_property
     def names(self) -> list[str]:
@@ -89,6 +94,39 @@ def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
 def rows_of_scaling(scaling: Scaling | None, slices: np.ndarray) -> Scaling | None:
     """Return what some slices were standardised by."""
     return None if scaling is None else Scaling(scaling.mean[slices], scaling.std[slices])
+
+
+def unit_of(cells: InputCells, number: int) -> Scaling | None:
+    """Return what a slice was standardised by, if anybody knows."""
+    return None if cells.scaling is None else Scaling(*(part[number] for part in cells.scaling))
+
+
+def in_unit(
+    cells: InputCells, rows: Int64[np.ndarray, " M"], unit: Scaling | None
+) -> Float32[np.ndarray, "M G"]:
+    """Return expression standardised as another slice is: else the value of zero tells them apart.
+
+    Nothing is changed where nobody knows what one of both was standardised by.
+    """
+    values = cells.expression[rows]
+    if unit is None or cells.scaling is None:
+        return values
+    mean, std = (part[cells.slice_id[rows]] for part in cells.scaling)
+    # Genes that a slice did not measure have no scale.
+    known = (std > 0) & (unit.std > 0)
+    moved = (values * std + mean - unit.mean) / np.where(unit.std > 0, unit.std, 1)
+    return np.where(known, moved, values).astype(np.float32)
+
+
+def joined_slices(parts: list[np.ndarray | None], cells: InputCells) -> np.ndarray | None:
+    """Put what was kept of each slice in the order of the cells; None where a slice has none."""
+    if any(part is None for part in parts):
+        return None
+    joined = np.concatenate([part for part in parts if part is not None])
+    order = np.concatenate([cells.rows_of(number) for number in range(len(parts))])
+    whole = np.empty_like(joined)
+    whole[order] = joined
+    return whole
 
 
 class Blank(NamedTuple):
@@ -198,7 +236,7 @@ def centred(cells: InputCells, known: InputCells | None) -> tuple[InputCells, In
         return cells, known
     origin = cells.position.mean(0, dtype=np.float64)
     parts = [cells] if known is None or known.position is None else [cells, known]
-    moved = [replace(part, position=part.position - origin) for part in parts]
+    moved = [replace(part, position=part.position - origin, origin=origin) for part in parts]
     return moved[0], moved[1] if len(moved) > 1 else known
 
 

@@ -166,7 +166,7 @@ def sample(
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data, config)
-    say_what_counts(given or (), mode, config.sampling, input_data)
+    say_what_counts(given or (), mode, config.sampling, input_data, module)
     near = (Path(config.data.processed_data_dir), checkpoint)
     reads = TASKS[mode].reads_training_cells
     training = training_cells(module, genes, near) if reads else None
@@ -201,10 +201,15 @@ def summary_of(target: Path, mode: Mode, cells: InputCells) -> dict[str, Any]:
 
 
 def say_what_counts(
-    given: Collection[str], mode: Mode, settings: SamplingConfig, source: Path | None
+    given: Collection[str],
+    mode: Mode,
+    settings: SamplingConfig,
+    source: Path | None,
+    module: AlphaSTomicsModule,
 ) -> None:
     """Say which flags, and what of the input, are not used."""
-    for words in sample_notices(given, mode, settings, source):
+    has_counts = module.average.count_model is not None
+    for words in sample_notices(given, mode, settings, source, has_counts=has_counts):
         logger.warning("%s", words)
     if not TASKS[mode].is_conditional and source is not None:
         logger.info(ONLY_THE_NUMBER, source)

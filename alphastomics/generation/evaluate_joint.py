@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Int64
 
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.evaluation.clusters import TypedCells, clustered
@@ -29,7 +29,7 @@ from alphastomics.evaluation.tissue import (
     shuffled_genes,
     shuffled_positions,
 )
-from alphastomics.generation.cells import InputCells
+from alphastomics.generation.cells import InputCells, in_unit, unit_of
 from alphastomics.generation.generate import Generated
 from alphastomics.preprocessing.shard_reader import Scaling
 
@@ -111,28 +111,6 @@ def tissue_of(cells: InputCells, rows: Int64[np.ndarray, " M"], unit: Scaling | 
     """Return real cells as a tissue, in the dimensions they have."""
     assert cells.position is not None
     return Tissue(in_unit(cells, rows, unit), cells.position[rows, : cells.dims])
-
-
-def unit_of(cells: InputCells, number: int) -> Scaling | None:
-    """Return what a slice was standardised by, if anybody knows."""
-    return None if cells.scaling is None else Scaling(*(part[number] for part in cells.scaling))
-
-
-def in_unit(
-    cells: InputCells, rows: Int64[np.ndarray, " M"], unit: Scaling | None
-) -> Float32[np.ndarray, "M G"]:
-    """Return expression standardised as another slice is: else the value of zero tells them apart.
-
-    Nothing is changed where nobody knows what one of both was standardised by.
-    """
-    values = cells.expression[rows]
-    if unit is None or cells.scaling is None:
-        return values
-    mean, std = (part[cells.slice_id[rows]] for part in cells.scaling)
-    # Genes that a slice did not measure have no scale.
-    known = (std > 0) & (unit.std > 0)
-    moved = (values * std + mean - unit.mean) / np.where(unit.std > 0, unit.std, 1)
-    return np.where(known, moved, values).astype(np.float32)
 
 
 def references(

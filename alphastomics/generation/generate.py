@@ -23,7 +23,13 @@ from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import State
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import InputCells
+from alphastomics.generation.cells import (
+    InputCells,
+    in_unit,
+    joined_slices,
+    labels_of,
+    unit_of,
+)
 from alphastomics.generation.chunks import ChunkPlan, Seam
 from alphastomics.generation.slices import (
     SliceSample,
@@ -50,7 +56,7 @@ class Generated:
 
     `seams` are those of slices that were too large for one set. `counts` are those that sampled
     expression stands for, where the model was trained on counts; `scaling` is what it is
-    standardised by in each slice.
+    standardised by in each slice. `cell_type` names that of new cells, where types are known.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -60,6 +66,7 @@ class Generated:
     seams: tuple[Seam, ...] = ()
     counts: Int64[np.ndarray, "N G"] | None = None
     scaling: Scaling | None = None
+    cell_type: np.ndarray | None = None
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
@@ -120,43 +127,47 @@ def generate(
     ways = (1, settings.num_steps) if settings.estimator == "mean" else (settings.num_steps,)
     device = module.position_scale.device
     calls = sum(network_calls(cells, settings, device, num_steps) for num_steps in ways)
-    steps = calls * settings.num_samples
     seams: list[Seam] = []
-    units: list[tuple[np.ndarray, np.ndarray]] = []
-    counts: dict[int, Tensor] = {}
-    with track(f"{purpose} {mode}", steps, "network calls") as advance:
+    samplers: list[SliceSampler] = []
+    with track(f"{purpose} {mode}", calls * settings.num_samples, "steps") as advance:
         for number, name in enumerate(cells.slice_names):
             sampler = SliceSampler(module, cells, number, mode, settings, seed)
             results, seam = generate_slice(sampler, settings, advance, planar=cells.dims == 2)
             arrays.put(cells.rows_of(number), results)
-            units += sampler.scaling() if settings.estimator == "sample" else []
-            if settings.estimator == "sample" and sampler.counts is not None:
-                counts[number] = sampler.counts
+            samplers.append(sampler.without_cells())
             if seam is not None:
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
-    if units:
-        result = with_units(result, units, cells, counts)
+    if settings.estimator == "sample":
+        result = with_drawn(result, samplers, cells, module.type_names)
     if task.reads_training_cells and settings.estimator == "mean":
         result = with_context(result, predict_from_context(module, cells, known, seed))
     return result
 
 
-def with_units(
-    generated: "Generated",
-    units: list[tuple[np.ndarray, np.ndarray]],
-    cells: InputCells,
-    counts: dict[int, Tensor],
+def with_drawn(
+    generated: "Generated", samplers: list[SliceSampler], cells: InputCells, types: list[str]
 ) -> "Generated":
-    """Add what sampled expression was standardised by, and the counts that it stands for."""
+    """Add what a sample of latents stands for: counts, cell types, and the unit of expression.
+
+    Given cells keep their own unit, where it is known.
+    """
+    units = [unit for sampler in samplers for unit in sampler.scaling()]
+    if not units:
+        return generated
     scaling = Scaling(*map(np.stack, zip(*units, strict=True)))
-    whole = None
-    if counts:
-        whole = np.zeros(cells.expression.shape, np.int64)
-        for number, part in counts.items():
-            whole[cells.rows_of(number)] = part.numpy()
-    return replace(generated, counts=whole, scaling=scaling)
+    counts = joined_slices([sampler.counts for sampler in samplers], cells)
+    numbers = joined_slices([sampler.types for sampler in samplers], cells)
+    named = labels_of(numbers, types) if types and numbers is not None else None
+    if cells.scaling is not None and cells.position is not None:
+        drawn = replace(cells, expression=generated.expression, scaling=scaling)
+        expression = np.empty_like(generated.expression)
+        for number in range(len(cells.slice_names)):
+            rows = cells.rows_of(number)
+            expression[rows] = in_unit(drawn, rows, unit_of(cells, number))
+        generated, scaling = replace(generated, expression=expression), cells.scaling
+    return replace(generated, counts=counts, scaling=scaling, cell_type=named)
 
 
 def with_context(generated: "Generated", context: ContextPrediction) -> "Generated":
@@ -245,7 +256,11 @@ def as_tissue(
         generated = replace(generated, position=position.float().numpy())
     dims = 2 if planar else 3
     return replace(
-        cells, expression=generated.expression, position=generated.position, dims=dims
+        cells,
+        expression=generated.expression,
+        position=generated.position,
+        cell_type=generated.cell_type,
+        dims=dims,
     ), generated
 
 

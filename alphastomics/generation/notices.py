@@ -14,13 +14,24 @@ def is_processed(source: Path) -> bool:
 
 
 def sample_notices(
-    given: Collection[str], mode: Mode, settings: SamplingConfig, source: Path | None
+    given: Collection[str],
+    mode: Mode,
+    settings: SamplingConfig,
+    source: Path | None,
+    *,
+    has_counts: bool = False,
 ) -> list[str]:
-    """Say which flags of `sample` do nothing in this call."""
+    """Say which flags of `sample` do nothing in this call of a model, which may draw counts."""
     notices = []
     if not TASKS[mode].is_conditional:
         unused = [name for name in ("estimator", "num_samples") if name in given]
         notices += [f"--{name}: joint makes one sample, without a std: not used" for name in unused]
+        unused = [f"--{name}" for name in ("num_steps", "sampler") if name in given and has_counts]
+        if unused:
+            notices.append(
+                f"{', '.join(unused)}: new tissue of counts is sampled by a way of its own, cell "
+                "beside cell (docs/model.md, New tissue): not used"
+            )
     elif settings.estimator == "mean":
         unused = [f"--{name}" for name in ("num_steps", "sampler") if name in given]
         if unused:

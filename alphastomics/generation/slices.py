@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float64
 from torch import Generator, Tensor
 
-from alphastomics.attn_model.count_model import STYLES
+from alphastomics.attn_model.niche_model import STEPS, NicheModel
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
@@ -29,6 +29,7 @@ from alphastomics.generation.chunks import (
     onto_anchors,
     plan_chunks,
 )
+from alphastomics.generation.niches import TissueFrame, frame_of_slice, style_of
 from alphastomics.io.progress import Advance
 from alphastomics.tasks import TASKS
 
@@ -50,14 +51,6 @@ def network_calls(
     largest = largest_set(settings, device, num_steps)
     sizes = np.bincount(cells.slice_id, minlength=len(cells.slice_names))
     return num_steps * sum(len(plan_chunks(int(size), largest, 0).parts) for size in sizes)
-
-
-def style_of(module: AlphaSTomicsModule, name: str, seed: int) -> int:
-    """Return the style of a slice that the model knows, and of another a training slice's."""
-    known = module.style_names
-    if name in known:
-        return known.index(name) % STYLES
-    return seed % min(len(known), STYLES) if known else 0
 
 
 class SliceSampler:
@@ -110,8 +103,33 @@ class SliceSampler:
         )
         # Whether the mean is asked for, not a sample; counts of the first sample.
         self.is_mean = False
-        self.counts: Tensor | None = None
+        self.counts: np.ndarray | None = None
+        self.types: np.ndarray | None = None
         self.sampler.style = style_of(module, self.name, stream_seed(seed, "style", number))
+        self.frame = self.known_frame(module, cells, number)
+
+    def known_frame(
+        self, module: AlphaSTomicsModule, cells: InputCells, number: int
+    ) -> TissueFrame | None:
+        """Return the tissue that cells are sampled in, neighbour by neighbour; None: the network's.
+
+        New tissue is like one that the model knows; given positions may lie in such a one.
+        """
+        counts = self.sampler.counts
+        if counts is None or not self.task.generates_expression or not bool(counts.is_fitted):
+            return None
+        if self.task.generates_position:
+            return TissueFrame(self.sampler.style, None)
+        frame = frame_of_slice(module, counts.niches, cells, number)
+        if frame is not None:
+            self.sampler.style = frame.tissue
+        return frame
+
+    @property
+    def niches(self) -> NicheModel:
+        """Return what makes cells that fit their neighbours."""
+        assert self.sampler.counts is not None
+        return self.sampler.counts.niches
 
     def scaling(self) -> list[tuple[Float64[np.ndarray, " G"], Float64[np.ndarray, " G"]]]:
         """Return the mean and std of genes that sampled expression was standardised by, if any."""
@@ -120,6 +138,11 @@ class SliceSampler:
             return []
         mean, std = (part[self.sampler.style] for part in (model.mean, model.std))
         return [(mean.double().cpu().numpy(), std.double().cpu().numpy())]
+
+    def without_cells(self) -> "SliceSampler":
+        """Let go of what was given: what was drawn is still asked for."""
+        self.whole, self.cache, self.frame = State(torch.empty(0), torch.empty(0)), {}, None
+        return self
 
     def plan(self, num_steps: int) -> ChunkPlan:
         """Say in which chunks a sample of so many steps is made."""
@@ -130,6 +153,10 @@ class SliceSampler:
         self, num_steps: int, number: int, advance: Advance, *, is_mean: bool = False
     ) -> Iterator[SliceSample]:
         """Sample the slice several times, or its mean; few are in memory at a time."""
+        if self.frame is not None and not is_mean:
+            for index in range(number):
+                yield self.sample_in_niches(self.frame, num_steps, index, advance)
+            return
         together = self.sets_at_once
         # The noise that `ddpm` adds on its way is drawn for one set.
         random = self.settings.sampler == "ddpm" and num_steps > 1
@@ -185,13 +212,39 @@ class SliceSampler:
         self.keep_counts(number, counts, plan)
         return SliceSample(self.joined(plan, chunks), self.seam_of(plan, chunks))
 
+    def sample_in_niches(
+        self, frame: TissueFrame, num_steps: int, number: int, advance: Advance
+    ) -> SliceSample:
+        """Sample the slice once: positions, if they are not given, then expression at them."""
+        steps = num_steps * len(self.plan(num_steps).parts)  # as they are counted
+        watch = lambda done: advance(steps * (done + 1) // STEPS - steps * done // STEPS)  # noqa: E731
+        generator = Generator().manual_seed(stream_seed(*self.key, number))
+        model, inner = self.sampler.counts, frame.position
+        assert model is not None
+        position = self.whole.position
+        if inner is None:
+            num_cells = self.whole.expression.shape[1]
+            inner = self.niches.sample_positions(num_cells, frame.tissue, generator)
+            middle = inner.double().mean(0)
+            position = (inner.double() - middle)[None].cpu() * self.sampler.position_scale
+        latents = self.niches.sample_latents(inner, frame.tissue, generator, watch)
+        if not bool(torch.isfinite(latents).all()):
+            raise InputError(f"slice {self.name}: {NOT_FINITE}")
+        seed = int(torch.randint(2**62, (), generator=generator))
+        values, counts = model.draw(latents, self.sampler.style, seed)
+        if number == 0:
+            self.counts = counts
+            self.types = model.types(latents)
+        return SliceSample(State(torch.from_numpy(values)[None], position), None)
+
     def keep_counts(self, number: int, chunks: list[Tensor | None], plan: ChunkPlan | None) -> None:
         """Keep the counts that the first sample consists of, chunk by chunk."""
         counts = [part for part in chunks if part is not None]
         if number or self.is_mean or len(counts) != len(chunks):
             return
         first = [part[:1].float() for part in counts]
-        self.counts = first[0][0] if plan is None else joined_chunks(plan, first)[0]
+        whole = first[0][0] if plan is None else joined_chunks(plan, first)[0]
+        self.counts = whole.numpy().astype(np.int64)
 
     def prepared(self) -> dict[str, Tensor]:
         """Return what follows from the given expression of the whole slice, computed once."""

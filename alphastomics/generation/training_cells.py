@@ -14,7 +14,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32
 
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
-from alphastomics.generation.cells import InputCells, read_processed, some_cells
+from alphastomics.generation.cells import (
+    BARE_POSITIONS,
+    InputCells,
+    read_processed,
+    some_cells,
+)
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.spatial_context import SpatialContext
 from alphastomics.preprocessing.folder import DataFolder
@@ -22,8 +27,6 @@ from alphastomics.preprocessing.schema import METADATA_FILE
 
 logger = logging.getLogger(__name__)
 
-# Positions that belong to no named slice: those of a single training slice's frame.
-BARE_POSITIONS = "positions"
 # Fewer known cells than this are no neighbourhood.
 LEAST_KNOWN = 20
 MISSING_CELLS = (

@@ -80,7 +80,7 @@ def test_genes_that_were_not_measured_do_not_change_a_latent():
     torch.testing.assert_close(model.latents(expression, mask), model.latents(changed, mask))
 
 
-def test_the_cell_denoiser_leaves_clean_latents_and_expects_nothing_of_noise():
+def test_denoising_by_itself_leaves_clean_latents_and_expects_nothing_of_noise():
     model = small_model()
     noisy = torch.randn(2, 3, 4)
     torch.testing.assert_close(model.denoise(noisy, torch.zeros(2)), noisy)
