@@ -21,6 +21,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from alphastomics import __version__
+from alphastomics.attn_model.gene_curve import GeneCurve
 from alphastomics.config.file import parse_document, to_document
 from alphastomics.diffusion_model.bounds import (
     MOST_PICKLED,
@@ -149,11 +150,28 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: altered since it was written: its content differs from its checksum"
         )
+    # Checkpoints of version 0.1.0 lack what came later.
+    is_first = not {"flat", "training_digest"} & content[OWN_KEY].keys()
+    if is_first:
+        content[OWN_KEY]["flat"] = False
     require_metadata(content[OWN_KEY], path)
     weights = content.get("state_dict")
     if not isinstance(weights, dict) or not all(map(is_weight, weights.items())):
         raise InputError(f"{path}: holds no weights: it is damaged")
+    if is_first:
+        add_curves(weights, content[OWN_KEY], path)
     return content
+
+
+def add_curves(weights: dict[str, Tensor], metadata: dict[str, Any], path: Path) -> None:
+    """Give a network of version 0.1.0 the curves of genes that it lacks: all of them zero."""
+    config = parse_document(metadata["config"], str(path))
+    with torch.device("meta"):
+        curve = GeneCurve(len(metadata["genes"]), config.model.d_model)
+    for network in ("model", "average"):
+        for name, value in curve.state_dict().items():
+            key = f"{network}.trunk.gene_curve.{name}"
+            weights.setdefault(key, torch.zeros(value.shape))
 
 
 def is_weight(item: tuple[Any, Any]) -> bool:

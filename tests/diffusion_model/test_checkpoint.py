@@ -105,6 +105,25 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path, content):
         read_checkpoint(tmp_path / "other.pt")
 
 
+def test_a_checkpoint_of_version_0_1_0_loads_and_predicts_as_it_did(tmp_path: Path):
+    """It lacks the curves of genes, and says nothing of planes, styles and its training cells."""
+    old = module().eval()
+    kept = ("format", "version", "config", "genes", "position_scale", "normalization")
+    metadata = {key: value for key, value in model_metadata(old, GENES).items() if key in kept}
+    metadata["config"].pop("expression", None)  # a setting that came later
+    weights = {name: value for name, value in old.state_dict().items() if "gene_curve" not in name}
+    path = tmp_path / "old.ckpt"
+    ChecksummedCheckpointIO().save_checkpoint({"state_dict": weights, OWN_KEY: metadata}, path)
+    loaded, _ = load_module(path)
+    assert loaded.config.num_latents == 0
+    assert not loaded.planar
+    cells = torch.randn(1, 5, 3), torch.randn(1, 5, 3), torch.full((1, 2), 0.5)
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    # A curve of a new network is none, too.
+    expected, found = (each.average(*cells, mask).expression for each in (old, loaded))
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_later_format_is_refused_with_what_to_do(tmp_path: Path):
     metadata = {**model_metadata(module(), GENES), "format": 99}
     ChecksummedCheckpointIO().save_checkpoint(
