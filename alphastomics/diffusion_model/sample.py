@@ -24,7 +24,7 @@ from alphastomics.diffusion_model.noise import (
     draw_noise,
     step_times,
 )
-from alphastomics.diffusion_model.solvers import SOLVERS, STEPS, Step, level
+from alphastomics.diffusion_model.solvers import STEPS, Step, level, require_way
 from alphastomics.errors import InputError
 from alphastomics.geometry import best_rotation, centered, moved_onto
 from alphastomics.tasks import EXPRESSION, POSITION, TASKS, Task
@@ -162,7 +162,7 @@ class DiffusionSampler:
         """
         run = _Run(self, expr, pos, mask, mode, known, generator)
         run.prepared = {} if cache is None else cache
-        run.require(num_steps, sampler)
+        require_way(self.noise_model, num_steps, sampler)
         with without_dropout(self.model):
             clean = run.solve(num_steps, sampler, noise, watch)
             return run.outside(clean, is_mean=is_mean)
@@ -222,16 +222,6 @@ class _Run:
         self.last: Tensor | None = None
         self.counts = sampler.counts if self.task.generates_expression else None
         self.expected = expression  # as the last step expects it, where latents are generated
-
-    def require(self, num_steps: int, solver: str) -> None:
-        """Refuse what cannot be sampled."""
-        total = self.noise_model.num_timesteps
-        if not 1 <= num_steps <= total:
-            raise InputError(
-                f"num_steps: expected 1 to {total} (diffusion.num_timesteps), got {num_steps}"
-            )
-        if solver not in SOLVERS:
-            raise InputError(f"sampler: expected one of {', '.join(SOLVERS)}; got {solver!r}")
 
     @property
     def generated(self) -> tuple[bool, bool]:

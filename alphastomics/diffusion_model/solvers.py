@@ -13,6 +13,7 @@ from torch import Tensor
 
 from alphastomics.config import Solver
 from alphastomics.diffusion_model.noise import NoiseModel
+from alphastomics.errors import InputError
 
 SOLVERS = get_args(Solver)
 
@@ -98,3 +99,14 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Step], Tensor]] = {
     "ddpm": ddpm,
     "dpmpp": dpmpp,
 }
+
+
+def require_way(noise_model: NoiseModel, num_steps: int, solver: str) -> None:
+    """Refuse a number of steps, or a solver, that there is not."""
+    total = noise_model.num_timesteps
+    if not 1 <= num_steps <= total:
+        raise InputError(
+            f"num_steps: expected 1 to {total} (diffusion.num_timesteps), got {num_steps}"
+        )
+    if solver not in SOLVERS:
+        raise InputError(f"sampler: expected one of {', '.join(SOLVERS)}; got {solver!r}")

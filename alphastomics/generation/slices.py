@@ -19,6 +19,7 @@ from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.diffusion_model.sample import DiffusionSampler, Known, State
+from alphastomics.diffusion_model.solvers import require_way
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import (
@@ -216,6 +217,7 @@ class SliceSampler:
         self, frame: TissueFrame, num_steps: int, number: int, advance: Advance
     ) -> SliceSample:
         """Sample the slice once: positions, if they are not given, then expression at them."""
+        require_way(self.sampler.noise_model, num_steps, self.settings.sampler)
         steps = num_steps * len(self.plan(num_steps).parts)  # as they are counted
         watch = lambda done: advance(steps * (done + 1) // STEPS - steps * done // STEPS)  # noqa: E731
         generator = Generator().manual_seed(stream_seed(*self.key, number))

@@ -81,13 +81,16 @@ def test_batches_keep_the_digits_of_far_coordinates(tmp_path):
 
 
 def test_a_sample_is_the_same_wherever_the_origin_is(tiny: Tiny, door, work):
-    near = changed(tiny, work / "near.h5ad", lambda data: None)
+    def rename(data) -> None:
+        data.obs["slice_id"] = "unknown to the model: the network's alone"
+
+    near = changed(tiny, work / "near.h5ad", rename)
 
     def move(data) -> None:
+        rename(data)
         data.obsm["spatial"] = np.asarray(data.obsm["spatial"], np.float64) + 1e9
 
     far = changed(tiny, work / "far.h5ad", move)
-    # A sample is the network's alone; an estimate asks the training cells around, in their frame.
     mode = ("--sample_mode", "pos_to_expr", "--estimator", "sample")
     for path in (near, far):
         output = path.with_suffix(".out.h5ad")
