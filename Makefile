@@ -20,7 +20,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 slow: $(READY)
-	SHAPE_CHECKS=0 $(BIN)/python -m pytest -m slow
+	SHAPE_CHECKS=0 $(BIN)/python -m pytest -m slow --timeout=5400
 
 # The site needs no network once it is built; the tools that build it are an extra of their own.
 docs: $(READY) $(DOCS_READY)

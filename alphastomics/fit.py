@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from alphastomics.config import Config
-from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
+from alphastomics.config.auto import resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
+from alphastomics.config.plan import Device, TrainingPlan
 from alphastomics.diffusion_model.run_folder import RunFolder, read_record
 from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train

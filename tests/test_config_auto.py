@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from alphastomics.config import Config
-from alphastomics.config.auto import Device, TrainingPlan, resolve_config, set_values, with_settings
+from alphastomics.config.auto import resolve_config, set_values, with_settings
 from alphastomics.config.file import document_fields, parse_document
+from alphastomics.config.plan import Device, TrainingPlan
 from alphastomics.config.section import is_auto
 from alphastomics.diffusion_model.train import check_data
 from alphastomics.preprocessing.schema import Metadata
@@ -290,3 +291,15 @@ def test_without_a_position_head_the_plan_says_nothing_of_it(setting):
 @pytest.mark.parametrize("genes", [30, 300, 1_000, 5_000])
 def test_ten_thousand_cells_are_planned_for_ten_minutes_of_two_cores(cells, genes):
     assert plan_for({}, metadata_for([cells], genes)).seconds <= 600
+
+
+@pytest.mark.parametrize(
+    ("genes", "cells"), [(250, 512), (4_000, 512), (10_000, 250), (60_000, 128)]
+)
+def test_sets_of_very_many_genes_are_smaller_on_a_cpu(genes, cells):
+    # A batch of two sets holds at most five million values, and no set is below 128 cells.
+    chosen = plan_for({}, metadata_for([cells * 40], genes)).config
+    assert chosen.data.loading.set_size == cells
+    assert chosen.training.batch_size == 2 * cells
+    resolved = resolve_config(Config(), metadata_for([10_240], genes), GPU).config
+    assert resolved.data.loading.set_size == 1024

@@ -22,7 +22,8 @@ MAP = {
     "evaluation": {"errors", "geometry", "tasks"},
     "utils": {"errors", "evaluation"},
     "preprocessing": {"", "config", "errors", "io", "utils"},
-    "config.auto": {"config", "preprocessing"},
+    "config.plan": {"config", "preprocessing"},
+    "config.auto": {"config", "config.plan", "preprocessing"},
     "attn_model": {"config", "errors", "geometry", "tasks", "utils"},
     "diffusion_model": {
         "",
@@ -51,6 +52,7 @@ MAP = {
     "fit": {
         "config",
         "config.auto",
+        "config.plan",
         "diffusion_model",
         "errors",
         "evaluation",
@@ -121,7 +123,7 @@ MAP = {
 }
 # Modules with rules of their own: settings that follow from the data know the data, and commands
 # know what they call, which the parser of the command line does not.
-OWN_RULES = {"config.auto", "cli.commands", "cli.demo"}
+OWN_RULES = {"config.auto", "config.plan", "cli.commands", "cli.demo"}
 # Module -> packages that must not be imported in it, at the top or within a function.
 BARRED = {
     "diffusion_model": {"anndata", "scanpy", "pandas"},

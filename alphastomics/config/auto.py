@@ -6,18 +6,20 @@ the settings, the metadata and the kind of device. How they were found: docs/ben
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from alphastomics.config import Config, Section
 from alphastomics.config.file import put
+from alphastomics.config.plan import Choice, Device, TrainingPlan
 from alphastomics.preprocessing.batch_loader import resolve_set_draw
-from alphastomics.preprocessing.holdout import Holdout, choose_holdout
+from alphastomics.preprocessing.holdout import choose_holdout
 from alphastomics.preprocessing.schema import Metadata
 
 # Cells that attend to one another. Larger sets cost more and predict positions no better.
 SET_SIZE = {"cpu": 512, "gpu": 1024}
 SETS_IN_A_BATCH = {"cpu": 2, "gpu": 4}
+# Values of a batch on a CPU: of many genes fewer cells are taken, so that updates stay as frequent.
+CPU_VALUES, LEAST_SET_SIZE = 5_000_000, 128
 # Smaller batches bear a larger one.
 LEARNING_RATE = {"cpu": 2.0e-3, "gpu": 1.0e-3}
 # (cells up to, width, heads, layers): larger networks overfit few cells sooner than they help.
@@ -65,76 +67,6 @@ CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, CPU_HEAD_SECONDS_PER_GENE = 30, 0.0
 MOST_CPU_HEAD_SECONDS = 150
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
-
-
-class Device(NamedTuple):
-    """What a run runs on."""
-
-    kind: Literal["cpu", "gpu"]
-    name: str
-    number: int
-    cores: int
-
-
-class Choice(NamedTuple):
-    """A resolved setting: its key, its value, and why."""
-
-    key: str
-    value: Any
-    reason: str
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """All settings of a run, and what is held out to judge it.
-
-    Attributes
-    ----------
-    config
-        Every setting resolved.
-    choices
-        What was resolved, and why.
-    holdout
-        What a first training holds out; None trains once, on everything.
-    refit
-        Whether a second training is made on everything.
-    updates, seconds
-        Updates of the weights of one training, and how long the whole run may take.
-    device
-        What it runs on.
-    """
-
-    config: Config
-    choices: tuple[Choice, ...]
-    holdout: Holdout | None
-    refit: bool
-    updates: int
-    seconds: float
-    device: Device
-
-    def lines(self) -> list[str]:
-        """Write the plan as the lines of a table."""
-        rows = [(choice.key, _shown(choice.value), choice.reason) for choice in self.choices]
-        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-        table = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {why}" for key, value, why in rows]
-        return [f"plan for {self.device.name}: {self.outline()}", *table]
-
-    def outline(self) -> str:
-        """Say what will be done, and how long it may take."""
-        minutes = f"about {_duration(self.seconds)}"
-        if self.holdout is None:
-            return f"one training of {self.updates:,} updates, {minutes}"
-        held = self.holdout.describe()
-        again = ", then on everything" if self.refit else ""
-        return f"{self.updates:,} updates without {held}, which judges the model{again}; {minutes}"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def resolve_config(config: Config, metadata: Metadata, device: Device) -> TrainingPlan:
@@ -242,6 +174,9 @@ def _batch(
     sizes = [sum(sizes)] if mixed else sizes
     largest = max(sizes)
     most = SET_SIZE[device.kind]
+    if device.kind == "cpu":
+        fitting = CPU_VALUES // (SETS_IN_A_BATCH["cpu"] * metadata.num_genes)
+        most = max(min(most, fitting), LEAST_SET_SIZE)
     # Sets of one slice are as equal as can be: this many fit without padding.
     fitting = -(-largest // max(-(-largest // most), 1))
     batch_size = dict(set_values(config)).get("training.batch_size")

@@ -1,8 +1,8 @@
 """Baselines: what a user could do without a network. Arrays enter, a prediction leaves.
 
-For positions from expression: the class-centroid oracle, and regression from training slices. For
-expression from positions: the mean of the nearest training cells, and the closest slice. Most
-published predictors of expression do not beat the last two, so that they are always reported.
+For positions from expression: regression from training slices, and two oracles, class centroids and
+half of the slice known. For expression from positions: the mean of the nearest training cells, and
+the closest slice. Most published predictors of expression do not beat the last two.
 For everything: the truth with its cells shuffled, which is chance with the right shape.
 """
 
@@ -92,6 +92,26 @@ def regressed_positions(
     )
     model.fit(known_x, y)
     return torch.from_numpy(np.asarray(model.predict(x), dtype=np.float64))
+
+
+def from_other_half(
+    features: Float[Array, "N F"], position: Float[Array, "N D"], *, seed: int, most: int
+) -> Float[Tensor, "N D"]:
+    """Predict the positions of each half of a slice by trees fitted to the other: an oracle.
+
+    What expression says about position in this very tissue, whatever slices a model was trained on.
+    `sqrt trees` are fitted to at most `most` cells of a half.
+    """
+    x, y = np.asarray(features), np.asarray(position)
+    order = np.random.default_rng(seed).permutation(len(x))
+    halves = order[: len(x) // 2], order[len(x) // 2 :]
+    predicted = torch.zeros(y.shape, dtype=torch.float64)
+    for asked, known in (halves, halves[::-1]):
+        known = known[:most]
+        predicted[torch.from_numpy(asked)] = regressed_positions(
+            x[asked], x[known], y[known], regressor="sqrt trees", seed=seed
+        )
+    return predicted
 
 
 def _regressor(name: Regressor, shape: tuple[int, ...], seed: int) -> Pipeline:

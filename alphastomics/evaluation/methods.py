@@ -6,6 +6,7 @@ from typing import Literal
 MethodKind = Literal["model", "baseline", "oracle", "reference", "chance"]
 MODEL, MODEL_SAMPLE = "alphastomics", "alphastomics sample"
 CENTROIDS, TRUE_EXPRESSION = "class centroid oracle", "true expression"
+KNOWN_HALF = "half of the slice known"
 SAME_SLICE, OTHER_HALF, OTHER_SLICE = "real, same slice", "real, other half", "real, other slice"
 SHUFFLED, SHUFFLED_GENES = "shuffled", "genes shuffled"
 # All that is not listed is a baseline.
@@ -13,6 +14,7 @@ KINDS: Mapping[str, MethodKind] = {
     MODEL: "model",
     MODEL_SAMPLE: "model",
     CENTROIDS: "oracle",
+    KNOWN_HALF: "oracle",
     TRUE_EXPRESSION: "oracle",
     SAME_SLICE: "reference",
     OTHER_HALF: "reference",

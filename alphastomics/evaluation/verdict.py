@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from alphastomics.evaluation.methods import MODEL, kind_of
+from alphastomics.evaluation.methods import KNOWN_HALF, MODEL, kind_of
 from alphastomics.evaluation.registry import metric_named
 from alphastomics.tasks import JOINT, TASKS, Task
 
@@ -48,6 +48,8 @@ def _judge(task: Task, methods: Methods) -> Verdict:
     shown = f"{task.label}: {metric_named(metric).name_in_sentence} {ours:.3f}"
     shown += "" if bar is None else f", {best} {bar:.3f}"
     shown += ", chance 0"
+    ceiling = methods.get(KNOWN_HALF, {}).get(metric)
+    shown += "" if ceiling is None else f" ({ceiling:.3f} with {KNOWN_HALF})"
     if ours < AT_CHANCE:
         grade, rest = "at chance", f"at chance: do not use it; {advice}"
     elif bar is None:

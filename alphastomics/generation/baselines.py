@@ -1,8 +1,9 @@
 """What a user could do without a network, for cells to be scored: methods by name leave.
 
-Positions from expression: chance, the centroid of each cell type, and regressors fitted to training
-slices, each centred on itself. Expression from positions: chance and the training cells around,
-where there are any in the frame of the slice: else those baselines do not apply, and are left out.
+Positions from expression: chance, regressors fitted to training slices, each centred on itself, and
+what no user has: the centroids of cell types, half of the slice. Expression from positions: chance
+and the training cells around, where there are any in the frame of the slice: else those baselines
+do not apply, and are left out.
 """
 
 import logging
@@ -18,12 +19,13 @@ from alphastomics.evaluation.baselines import (
     Regressor,
     class_centroids,
     closest_slice,
+    from_other_half,
     regressed_positions,
     shuffled,
     spatial_knn_mean,
     tuned_num_neighbours,
 )
-from alphastomics.evaluation.methods import CENTROIDS, SHUFFLED, TRUE_EXPRESSION
+from alphastomics.evaluation.methods import CENTROIDS, KNOWN_HALF, SHUFFLED, TRUE_EXPRESSION
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.training_cells import LEAST_KNOWN, known_around
 
@@ -58,7 +60,11 @@ def position_baselines(
     def by_chance(rows: np.ndarray) -> Any:
         return shuffled(position[rows], torch.Generator().manual_seed(seed))
 
-    methods: dict[str, Predictor] = {SHUFFLED: by_chance}
+    def by_half(rows: np.ndarray) -> Any:
+        features = _with_smoothed(cells, rows)
+        return from_other_half(features, position[rows], seed=seed, most=tree_cells)
+
+    methods: dict[str, Predictor] = {SHUFFLED: by_chance, KNOWN_HALF: by_half}
     labels = cells.cell_type
     if labels is not None:
         methods[CENTROIDS] = lambda rows: class_centroids(position[rows], labels[rows])

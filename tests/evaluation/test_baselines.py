@@ -11,6 +11,7 @@ from alphastomics.evaluation.baselines import (
     class_centroids,
     closest_slice,
     features_at_a_split,
+    from_other_half,
     regressed_positions,
     shuffled,
     spatial_knn_mean,
@@ -80,6 +81,24 @@ def test_a_linear_map_is_found_by_every_regressor(regressor, rng):
     error, of_the_mean = (np.abs(x - position[500:]).mean() for x in (result.numpy(), 4000))
     # Averages over leaves of five cells and more are drawn to the middle.
     assert error < (0.75 * of_the_mean if "trees" in regressor else 60)
+
+
+def test_each_half_of_a_slice_is_predicted_from_the_other_alone(rng):
+    expression = rng.normal(size=(401, 3)).astype(np.float32)
+    position = expression[:, :2].astype(float) * 100 + 4000
+    result = from_other_half(expression, position, seed=1, most=1000)
+    order = np.random.default_rng(1).permutation(401)
+    asked, known = order[:200], order[200:]
+    by_hand = regressed_positions(
+        expression[asked], expression[known], position[known], regressor="sqrt trees", seed=1
+    )
+    assert torch.equal(result[torch.from_numpy(asked)], by_hand)
+    # What is known of a half does not reach that half's own prediction.
+    moved = position.copy()
+    moved[asked] += 500
+    again = from_other_half(expression, moved, seed=1, most=1000)
+    assert torch.equal(again[torch.from_numpy(asked)], by_hand)
+    assert (again - result)[torch.from_numpy(known)].abs().min() > 100
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,14 @@ def test_oracles_chance_and_our_own_samples_are_no_rivals():
     assert (verdict.grade, verdict.best_baseline) == ("good", "ridge")
 
 
+def test_what_half_of_the_slice_would_tell_stands_beside_the_score():
+    verdict = judged("expr_to_pos", 0.2, **{"ridge": 0.1, "half of the slice known": 0.42})
+    assert verdict.sentence == (
+        "placing: Spearman 0.200, ridge 0.100, chance 0 (0.420 with half of the slice known): "
+        "good: better than every baseline"
+    )
+
+
 @pytest.mark.parametrize(
     ("auc", "grade", "words"),
     [
