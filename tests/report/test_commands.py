@@ -133,7 +133,11 @@ def test_test_writes_the_report_beside_its_scores_unless_asked_not_to(home: Path
     assert not (tmp_path / "one.html").exists()
     capsys.readouterr()
     test("two.json")
-    lines = [line for line in capsys.readouterr().err.splitlines() if "network calls in" in line]
+    lines = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if re.search(r"(network calls|steps) in", line)
+    ]
     progress = [re.sub(r"^[\d:]+ |: .*", "", line) for line in lines]
     # The page shows the cells that were scored: nothing is generated twice.
     assert progress == ["score expr_to_pos", "score pos_to_expr", "score joint"]
