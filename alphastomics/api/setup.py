@@ -80,7 +80,7 @@ def require_anndata(adata: Any, name: str) -> AnnData:
     return adata
 
 
-def check(adata: AnnData, setup: Setup, name: str) -> None:
+def check(adata: AnnData, setup: Setup, name: str, *, partial: bool = False) -> None:
     """Refuse choices that an AnnData does not have."""
     required = {
         "position_key": ("obsm", setup.position_key, list(adata.obsm)),
@@ -104,23 +104,27 @@ def check(adata: AnnData, setup: Setup, name: str) -> None:
         raise InputError(f"{name}: X is missing; name the counts with layer=… in setup_anndata")
     require_unique(list(adata.var_names), f"{name}: var_names", "adata.var_names_make_unique()")
     if setup.position_key is not None:
-        positions(adata, setup.position_key, name)
+        positions(adata, setup.position_key, name, partial=partial)
 
 
-def positions(adata: AnnData, key: str, name: str) -> np.ndarray:
+def positions(adata: AnnData, key: str, name: str, *, partial: bool = False) -> np.ndarray:
     """Return the coordinates of an AnnData, checked."""
-    return checked_coordinates(adata.obsm[key], f"{name}: obsm[{key!r}]")
+    return checked_coordinates(adata.obsm[key], f"{name}: obsm[{key!r}]", partial=partial)
 
 
-def checked_coordinates(values: Any, where: str) -> np.ndarray:
-    """Return coordinates as an array (N, 2 or 3) of finite numbers."""
+def checked_coordinates(values: Any, where: str, *, partial: bool = False) -> np.ndarray:
+    """Return coordinates as an array (N, 2 or 3) of finite numbers.
+
+    With `partial`, those of a cell may all be NaN: nobody knows where it is.
+    """
     try:
         position = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: expected coordinates, which are numbers") from error
     if position.ndim != 2 or position.shape[1] not in (2, 3):
         raise InputError(f"{where}: has shape {position.shape}, not (cells, 2) or (cells, 3)")
-    bad = np.flatnonzero(~np.isfinite(position).all(axis=1))
+    missing = np.isnan(position).all(axis=1) & partial
+    bad = np.flatnonzero(~np.isfinite(position).all(axis=1) & ~missing)
     if len(bad):
         raise InputError(f"{where}: has NaN or infinite coordinates (first in row {bad[0]})")
     return position

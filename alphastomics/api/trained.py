@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from anndata import AnnData
 from jaxtyping import Float, Float32
@@ -39,9 +40,16 @@ from alphastomics.extract.folder import stored
 from alphastomics.extract.h5ad import embed_h5ad_cells
 from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells
 from alphastomics.generation.commands import check_slices, read_cells
-from alphastomics.generation.frame import FrameFit, Reference, into_frame
-from alphastomics.generation.generate import Generated, as_tissue, generate
-from alphastomics.generation.output import new_anndata, put_counts, put_into
+from alphastomics.generation.frame import Reference
+from alphastomics.generation.generate import Generated
+from alphastomics.generation.known_positions import (
+    anchors_of_cells,
+    anchors_of_column,
+    anchors_of_table,
+    known_in_slice,
+)
+from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
+from alphastomics.generation.placing import Placed, generate_placed
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
@@ -86,12 +94,13 @@ class TrainedVerbs:
         return self._model
 
     def predict_positions(
-        self, adata: Any, *, reference: Any = None, **keywords: Any
+        self, adata: Any, *, reference: Any = None, anchors: Any = None, **keywords: Any
     ) -> Float[np.ndarray, "N 2"] | Float[np.ndarray, "N 3"]:
         """Predict the positions of cells from their expression.
 
         Writes obsm["spatial_pred"], obsm["spatial_std"] and uns["alphastomics"]. Each slice is
-        predicted by itself, centred, in the units of the training slices.
+        predicted by itself, centred, in the units of the training slices. With anchors, positions
+        are in their frame and units, and obs["position_radius_90"] says how far off they may be.
 
         Parameters
         ----------
@@ -101,18 +110,26 @@ class TrainedVerbs:
         reference
             An AnnData in the frame that you want the positions in, such as an atlas slice;
             None leaves every slice centred, in a random orientation.
+        anchors
+            Cells of `adata` whose position is known: an AnnData with their coordinates, a table
+            with the columns x, y and, in space, z, or the name of a column of obs that marks them.
+            None takes the rows of the coordinates that are not NaN, where others are.
         **keywords
-            Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
+            Settings of `sampling`, such as `estimator`, `num_steps` or `radius_level`, and `seed`.
 
         Returns
         -------
         numpy.ndarray
             The coordinates, a row per cell.
         """
-        generated, cells = self._predict(adata, EXPR_TO_POS.name, keywords, reference)
+        if reference is not None and anchors is not None:
+            raise InputError("anchors, reference: give one of both: anchors are a frame")
+        generated, cells = self._predict(adata, EXPR_TO_POS.name, keywords, reference, anchors)
         return generated.position[:, : cells.dims]
 
-    def predict_expression(self, cells: Any, **keywords: Any) -> np.ndarray | AnnData:
+    def predict_expression(
+        self, cells: Any, *, anchors: AnnData | None = None, **keywords: Any
+    ) -> np.ndarray | AnnData:
         """Predict what cells express at their positions, on the scale of training.
 
         Parameters
@@ -120,6 +137,10 @@ class TrainedVerbs:
         cells
             An AnnData with coordinates, into which layers["generated"], layers["generated_std"]
             and uns["alphastomics"] are written; or coordinates alone, (N, 2) or (N, 3).
+        anchors
+            Known cells of the same slice, with expression and coordinates in the same frame:
+            those around a position say what is expressed there. None takes the training cells,
+            where the slice is one of theirs.
         **keywords
             Settings of `sampling`, such as `num_steps` or `num_samples`, and `seed`.
 
@@ -130,7 +151,7 @@ class TrainedVerbs:
             AnnData with the same keys.
         """
         if isinstance(cells, AnnData):
-            return self._predict(cells, POS_TO_EXPR.name, keywords)[0].expression
+            return self._predict(cells, POS_TO_EXPR.name, keywords, None, anchors)[0].expression
         position = checked_coordinates(cells, "positions")
         require_enough(len(position), "positions")
         genes = self._trained().genes
@@ -140,7 +161,11 @@ class TrainedVerbs:
             slice_names=[BARE_POSITIONS],
         )
         check_slices(blank, self._trained().module)
-        generated = self._generate(blank, POS_TO_EXPR.name, updated(self.config, keywords))
+        config = updated(self.config, keywords)
+        known = None
+        if anchors is not None:
+            known = known_in_slice(blank, self._cells(anchors, config, "anchors"), "anchors")
+        generated = self._generate(blank, POS_TO_EXPR.name, config, known=known).generated
         data = new_anndata(replace(blank, expression=generated.expression), genes)
         put_into(data, generated, blank, genes, POS_TO_EXPR.name)
         return data
@@ -171,8 +196,8 @@ class TrainedVerbs:
                 expected = f"a whole number of at least {least}"
                 raise InputError(f"{name}: expected {expected}, got {value!r}")
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
-        generated = self._generate(blank, JOINT.name, updated(self.config, keywords))
-        cells, generated = as_tissue(blank, generated, planar=self._trained().module.planar)
+        config = updated(self.config, keywords)
+        cells, generated, _ = self._generate(blank, JOINT.name, config, is_new=True)
         data = new_anndata(cells, genes)
         put_counts(data, generated)
         put_into(data, generated, cells, genes, JOINT.name)
@@ -264,26 +289,42 @@ class TrainedVerbs:
         return publish_model(connection, model, private=private, licence=license)
 
     def _predict(
-        self, adata: Any, mode: Mode, keywords: dict[str, Any], reference: Any = None
+        self, adata: Any, mode: Mode, keywords: dict[str, Any], reference: Any, anchors: Any
     ) -> tuple[Generated, InputCells]:
         """Generate for an AnnData, bring it into a frame, and write the result into it."""
         config = updated(self.config, keywords)
         cells = self._cells(adata, config)
         frame = None if reference is None else self._frame(reference, config)
-        generated = self._generate(cells, mode, config)
-        frame_fits: list[FrameFit] = []
-        if frame is not None:
-            mirrored = self._trained().module.config.loss.reflection
-            cells, generated, frame_fits = into_frame(
-                cells, generated, frame, by_name=True, scale=False, reflection=mirrored
-            )
+        known = None
+        if anchors is not None and TASKS[mode] is EXPR_TO_POS:
+            cells = self._anchored(cells, adata, anchors, config)
+        elif anchors is not None:
+            known = known_in_slice(cells, self._cells(anchors, config, "anchors"), "anchors")
+        cells, generated, frame_fits = self._generate(cells, mode, config, frame=frame, known=known)
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
         if "alphastomics" in adata.uns:
             scratch.uns["alphastomics"] = adata.uns["alphastomics"]
         put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
+        old = [name for name in adata.obs if TASKS[mode] is EXPR_TO_POS and is_radius_key(name)]
+        put_quietly(adata, "obs", scratch.obs, dropped=old)
         for slot in ("obsm", "layers", "uns"):
             put_quietly(adata, slot, getattr(scratch, slot))
         return generated, cells
+
+    def _anchored(
+        self, cells: InputCells, adata: AnnData, anchors: Any, config: Config
+    ) -> InputCells:
+        """Take known positions from an AnnData, a table, or a column of obs."""
+        if isinstance(anchors, str):
+            return anchors_of_column(cells, adata.obs, anchors)
+        if isinstance(anchors, pd.DataFrame):
+            return anchors_of_table(cells, anchors)
+        if not isinstance(anchors, AnnData):
+            raise InputError(
+                "anchors: expected an AnnData, a table with the columns x and y, or the name of a "
+                f"column of obs, got {type(anchors).__name__}"
+            )
+        return anchors_of_cells(cells, self._cells(anchors, config, "anchors"), "anchors")
 
     def _frame(self, reference: Any, config: Config) -> Reference:
         """Read a slice that lies in the frame."""
@@ -292,12 +333,25 @@ class TrainedVerbs:
             raise InputError("reference: has no coordinates; name them with setup_anndata")
         return Reference(Path("reference"), cells)
 
-    def _generate(self, cells: InputCells, mode: Mode, config: Config) -> Generated:
+    def _generate(
+        self,
+        cells: InputCells,
+        mode: Mode,
+        config: Config,
+        *,
+        frame: Reference | None = None,
+        known: InputCells | None = None,
+        is_new: bool = False,
+    ) -> Placed:
         model = self._trained()
-        known = None
-        if TASKS[mode].reads_training_cells:
+        if TASKS[mode].reads_training_cells and known is None:
             known = training_cells(model.module, model.genes, [self._folder])
-        return generate(model.module, cells, mode, config.sampling, config.seed.global_seed, known)
+        return generate_placed(
+            *(model.module, cells, mode, config.sampling, config.seed.global_seed),
+            known=known,
+            frame=frame,
+            is_new=is_new,
+        )
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:
         """Read an AnnData as `sample` reads a file."""
@@ -312,7 +366,7 @@ class TrainedVerbs:
         """Write an AnnData to a temporary file; yield it, and the settings to read it with."""
         settings, trained = config.data.preprocessing, self._trained_setup(config)
         setup = setup_for_use(require_anndata(adata, name), trained, settings)
-        check(adata, setup, name)
+        check(adata, setup, name, partial=True)
         options = options_for(settings, [setup], self._dims)
         data = config.data.model_copy(update={"preprocessing": options})
         with tempfile.TemporaryDirectory(prefix="alphastomics-cells-") as scratch:

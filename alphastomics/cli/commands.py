@@ -115,6 +115,7 @@ def sample(call: Call) -> str:
         overwrite=arguments.overwrite,
         blank=blank_of(arguments.num_cells, arguments.num_slices),
         frame=frame_of(arguments.reference, arguments.landmarks, scale=arguments.frame_scale),
+        anchors=arguments.anchors,
     )
     return json.dumps(summary, indent=2)
 

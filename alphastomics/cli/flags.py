@@ -267,6 +267,15 @@ _COMMANDS = {
                 default="centred positions",
                 excludes="frame",
             ),
+            Flag(
+                "anchors",
+                help="Cells whose position is known: a CSV of cell name, x, y[, z], a file of "
+                "cells, or a column of obs that marks them.",
+                default="rows of the input's coordinates that are not NaN",
+                metavar="FILE_OR_COLUMN",
+                kind=str,
+                excludes="frame",
+            ),
             switch("frame_scale", "Let the tissue grow or shrink as a whole onto the frame."),
             path_flag("output", "File for the generated cells.", default="beside the input"),
             OVERWRITE,

@@ -271,11 +271,18 @@ class SamplingConfig(Section):
     )
     sampler: Solver = setting("ddim", "Solver of the reverse.")
     mode: Mode = setting("joint", "What is generated: both, positions, or expression.")
-    estimator: Literal["mean", "sample"] = setting(
-        "mean", "The posterior mean, or one sample from the posterior."
+    estimator: Literal["mean", "sample", "assigned"] = setting(
+        "mean",
+        "The posterior mean, one sample from the posterior, or one position of a section each.",
     )
     num_samples: int = setting(
         4, "Samples; their std is written beside the estimate.", ge=1, le=1000
+    )
+    radius_level: float = setting(
+        0.9,
+        "Share of cells that obs['position_radius_…'] holds, where it is calibrated.",
+        gt=0,
+        lt=1,
     )
     max_set_size: int | None = setting(
         None,

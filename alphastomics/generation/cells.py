@@ -58,6 +58,8 @@ class InputCells(CellTable):
         What each slice was standardised by; None where it was not, or nobody knows.
     origin
         What was subtracted from the user's positions.
+    anchors
+        Positions of cells that are known beside those that are asked for; NaN for the others.
     """
 
     # A query may lack what training cells have.
@@ -70,6 +72,7 @@ class InputCells(CellTable):
     common_frame: bool = False
     scaling: Scaling | None = None
     origin: Float64[np.ndarray, " 3"] | None = None
+    anchors: Float64[np.ndarray, "N 3"] | None = None
 
     @cached_property
     def names(self) -> list[str]:
@@ -88,6 +91,7 @@ def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
         slice_id=codes.astype(np.int64),
         slice_names=[cells.slice_names[number] for number in present],
         scaling=rows_of_scaling(cells.scaling, present),
+        anchors=None if cells.anchors is None else cells.anchors[chosen],
     )
 
 
@@ -165,9 +169,12 @@ def blank_cells(blank: Blank, num_genes: int, *, dims: int) -> InputCells:
 def read_query(
     path: Path, genes: Sequence[str], normalization: dict[str, Any] | None, config: Config
 ) -> InputCells:
-    """Read cells of any format: align genes, normalise as in training; they may lack positions."""
+    """Read cells of any format: align genes, normalise as in training; they may lack positions.
+
+    Where some have one and others NaN, those that have one are anchors.
+    """
     options = config.data.preprocessing
-    with opened_query(path, genes, normalization, options) as query:
+    with opened_query(path, genes, normalization, options, partial=True) as query:
         reader, types = query.reader, query.form.cell_types
         key = options.cell_type_key
         if key is not None and key not in reader.obs.columns:
@@ -187,9 +194,11 @@ def read_query(
         expression[rows] = standardized(values, moments, query.measured)
         if moments is not None:
             scaling.mean[number], scaling.std[number] = moments.mean, standard_deviation(moments)
+    unknown = np.isnan(cells.position).any(1)
     return InputCells(
         expression=expression,
-        position=cells.position if query.dims else None,
+        position=cells.position if query.dims and not unknown.any() else None,
+        anchors=cells.position if query.dims and unknown.any() and not unknown.all() else None,
         cell_type=None if key is None else labels_of(cells.cell_type, types),
         slice_id=cells.slice_id,
         cell_id=cells.cell_id,

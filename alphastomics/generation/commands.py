@@ -3,10 +3,10 @@
 import json
 import logging
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from alphastomics.config import Config, Mode, SamplingConfig
@@ -24,18 +24,20 @@ from alphastomics.generation.cells import (
 )
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.frame import (
-    FrameFit,
     Landmarks,
     Reference,
-    into_frame,
     read_landmarks,
 )
 from alphastomics.generation.generate import (
     Generated,
-    as_tissue,
-    generate,
     modes_of,
     require_mode,
+)
+from alphastomics.generation.known_positions import (
+    anchors_of_cells,
+    anchors_of_column,
+    anchors_of_csv,
+    known_in_slice,
 )
 from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
@@ -44,6 +46,7 @@ from alphastomics.generation.output import (
     write_generated_h5ad,
     write_generated_pt,
 )
+from alphastomics.generation.placing import generate_placed
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
 from alphastomics.preprocessing.owned import require_not_read
@@ -137,11 +140,13 @@ def sample(
     overwrite: bool,
     blank: Blank | None = None,
     frame: FrameRequest | None = None,
+    anchors: str | None = None,
     given: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Generate cells for an input, or from nothing (`blank`), and write them.
 
-    With a `frame`, generated positions are returned in it. `given` names the flags of a command
+    With a `frame`, generated positions are returned in it; `anchors` names cells whose position is
+    known, by a file or a column of obs. `given` names the flags of a command
     line: a mode that is not among them follows from the input; a flag without effect is named.
     """
     mode = config.sampling.mode
@@ -153,6 +158,8 @@ def sample(
         raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
     require_output(target, overwrite=overwrite)
     require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
+    if anchors is not None and input_data is None:
+        raise InputError("--anchors: are cells of the input; give --input_data")
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     if input_data is None:
@@ -166,22 +173,21 @@ def sample(
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data, config)
-    say_what_counts(given or (), mode, config.sampling, input_data, module)
-    near = (Path(config.data.processed_data_dir), checkpoint)
-    reads = TASKS[mode].reads_training_cells
-    training = training_cells(module, genes, near) if reads else None
-    generated = generate(module, cells, mode, config.sampling, config.seed.global_seed, training)
-    if input_data is None:
-        cells, generated = as_tissue(cells, generated, planar=module.planar)
-    frame_fits: list[FrameFit] = []
-    if known is not None and frame is not None:
-        cells, generated, frame_fits = into_frame(
-            *(cells, generated, known),
-            by_name=TASKS[mode].is_conditional,  # a new cell is nobody's namesake
-            scale=frame.scale,
-            reflection=module.config.loss.reflection,
-        )
-        cells = replace(cells, position=generated.position) if input_data is None else cells
+    training = None
+    if TASKS[mode].reads_training_cells:
+        near = (Path(config.data.processed_data_dir), checkpoint)
+        training = training_cells(module, genes, near)
+    if anchors is not None and input_data is not None:
+        around = Surroundings(input_data, module, genes, config)
+        cells, training = with_known(cells, anchors, mode, around, training)
+    say_what_counts(given or (), mode, config.sampling, input_data, module, cells)
+    cells, generated, frame_fits = generate_placed(
+        *(module, cells, mode, config.sampling, config.seed.global_seed),
+        known=training,
+        frame=known,
+        scale=frame is not None and frame.scale,
+        is_new=input_data is None,
+    )
     if target.suffix == ".pt":
         write_generated_pt(target, generated, cells, frame_fits)
     else:
@@ -206,6 +212,7 @@ def say_what_counts(
     settings: SamplingConfig,
     source: Path | None,
     module: AlphaSTomicsModule,
+    cells: InputCells,
 ) -> None:
     """Say which flags, and what of the input, are not used."""
     has_counts = module.average.count_model is not None
@@ -213,8 +220,40 @@ def say_what_counts(
         logger.warning("%s", words)
     if not TASKS[mode].is_conditional and source is not None:
         logger.info(ONLY_THE_NUMBER, source)
-    if TASKS[mode] is EXPR_TO_POS and settings.num_samples > 1:
+    if cells.anchors is not None:
+        number = int(np.isfinite(cells.anchors).all(1).sum())
+        logger.info("%d of %d cells have a known position: anchors", number, len(cells.anchors))
+    elif TASKS[mode] is EXPR_TO_POS and settings.num_samples > 1:
         logger.warning("%s", UNCALIBRATED)
+
+
+class Surroundings(NamedTuple):
+    """What anchors are read with: the input, the model and its genes, the settings."""
+
+    source: Path
+    module: AlphaSTomicsModule
+    genes: list[str]
+    config: Config
+
+
+def with_known(
+    cells: InputCells, anchors: str, mode: Mode, around: Surroundings, training: InputCells | None
+) -> tuple[InputCells, InputCells | None]:
+    """Take known cells from a file or a column: anchors, or cells around positions."""
+    path = Path(anchors)
+    if not path.exists():
+        if TASKS[mode] is not EXPR_TO_POS:
+            raise InputError(f"--anchors {anchors}: {mode} takes a file of cells with positions")
+        original = read_original(around.source, around.config)
+        if original is None:
+            raise InputError(f"--anchors {anchors}: no such file")
+        return anchors_of_column(cells, original.obs, anchors), training
+    if path.suffix == ".csv" and TASKS[mode] is EXPR_TO_POS:
+        return anchors_of_csv(cells, path), training
+    known = read_cells(path, around.module, around.genes, around.config, "test")
+    if TASKS[mode] is EXPR_TO_POS:
+        return anchors_of_cells(cells, known, str(path)), training
+    return cells, known_in_slice(cells, known, str(path))
 
 
 def mode_for(cells: InputCells, module: AlphaSTomicsModule, mode: Mode) -> Mode:

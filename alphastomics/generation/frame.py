@@ -8,7 +8,7 @@ minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrin
 import csv
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -89,7 +89,7 @@ class Reference:
     cells: InputCells
 
 
-def read_landmarks(path: Path) -> Landmarks:
+def read_landmarks(path: Path, what: str = "landmark") -> Landmarks:
     """Read a CSV of cell name, x, y and, in space, z; a first line of words is a header."""
     require_file(path)
     try:
@@ -100,14 +100,14 @@ def read_landmarks(path: Path) -> Landmarks:
     if lines and len(lines[0]) in (3, 4) and not _is_number(lines[0][1]):
         lines = lines[1:]
     if not lines:
-        raise InputError(f"{path}: has no landmarks; expected lines of: cell name, x, y[, z]")
+        raise InputError(f"{path}: has no {what}s; expected lines of: cell name, x, y[, z]")
     width = len(lines[0])
     positions: dict[str, tuple[float, ...]] = {}
     for number, line in enumerate(lines, start=1):
         values = line[1:]
         if len(line) != width or width not in (3, 4) or not all(map(_is_number, values)):
             raise InputError(
-                f"{path}: landmark {number}: expected cell name, x, y[, z], with numbers for the "
+                f"{path}: {what} {number}: expected cell name, x, y[, z], with numbers for the "
                 f"position and as many columns in each line; got {','.join(line)!r}"
             )
         name = line[0].strip()
@@ -162,7 +162,7 @@ def into_frame(
         rows = cells.rows_of(number)
         known = known_rows[number]
         where = f"{frame.source}: slice {name}"
-        _require_a_frame(known.position, where, dims, cells.dims, reflection=reflection)
+        require_a_frame(known.position, where, dims, cells.dims, reflection=reflection)
         moving = start[known.rows]
         fit = fitted(moving, known, dims=dims, scale=scale, reflection=reflection, where=where)
         off = fit.apply(moving) - known.position
@@ -181,7 +181,7 @@ def _known_positions(
     """Find the known positions of each slice, and say what kind they are."""
     numbers = range(len(cells.slice_names))
     if isinstance(frame, Landmarks):
-        _require_names(frame, cells.names)
+        require_names(str(frame.source), "landmarks", frame.positions, cells.names)
         return [_named_positions(cells, number, frame.positions) for number in numbers], "landmarks"
     reference = frame.cells
     assert reference.position is not None
@@ -210,13 +210,17 @@ def are_row_numbers(names: Sequence[str]) -> bool:
     return max(map(int, names), default=0) < ROW_NUMBERS_PER_CELL * max(len(names), 1)
 
 
-def _require_names(frame: Landmarks, names: Sequence[str]) -> None:
-    unknown = [name for name in frame.positions if name not in set(names)]
+def require_names(
+    source: str, what: str, positions: Mapping[str, object], names: Sequence[str]
+) -> None:
+    """Refuse known positions of cells that are not there."""
+    there = set(names)
+    unknown = [name for name in positions if name not in there]
     if unknown:
         raise InputError(
-            f"{frame.source}: {len(unknown)} of {len(frame.positions)} landmarks name no cell of "
-            f"the input (first: {', '.join(map(repr, unknown[:SHOWN_NAMES]))}; the input's first "
-            f"cell is {names[0]!r})"
+            f"{source}: {len(unknown)} of {len(positions)} {what} name no cell of the input "
+            f"(first: {', '.join(map(repr, unknown[:SHOWN_NAMES]))}; the input's first cell is "
+            f"{names[0]!r})"
         )
 
 
@@ -260,7 +264,7 @@ def radius_of(position: Float[np.ndarray, "N K"]) -> float:
     return float(np.sqrt((centred**2).sum(1).mean()))
 
 
-def _require_a_frame(
+def require_a_frame(
     position: Float64[np.ndarray, "M 3"],
     where: str,
     dims: int,

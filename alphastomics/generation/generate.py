@@ -31,6 +31,7 @@ from alphastomics.generation.cells import (
     unit_of,
 )
 from alphastomics.generation.chunks import ChunkPlan, Seam
+from alphastomics.generation.radii import Radii
 from alphastomics.generation.slices import (
     SliceSample,
     SliceSampler,
@@ -57,6 +58,7 @@ class Generated:
     `seams` are those of slices that were too large for one set. `counts` are those that sampled
     expression stands for, where the model was trained on counts; `scaling` is what it is
     standardised by in each slice. `cell_type` names that of new cells, where types are known.
+    `radii` are how far off positions are, where that is calibrated.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -67,6 +69,7 @@ class Generated:
     counts: Int64[np.ndarray, "N G"] | None = None
     scaling: Scaling | None = None
     cell_type: np.ndarray | None = None
+    radii: Radii | None = None
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:

@@ -16,6 +16,7 @@ from alphastomics.generation.chunks import Seam
 from alphastomics.generation.frame import FrameFit
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.notices import is_processed
+from alphastomics.generation.radii import RADIUS_KEY
 from alphastomics.io.files import write_bytes
 from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
@@ -31,6 +32,7 @@ POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY = (
     "generated_std",
     "generated_counts",
 )
+ANCHOR_KEY = "position_is_anchor"
 
 
 # Coverage of three models was 0.1 to 1.3 % where 60 % were expected: see docs/sampling.md.
@@ -122,13 +124,38 @@ def put_into(
             data.layers[COUNTS_KEY] = widened(generated.counts, columns)
     record = {"dims": cells.dims, **seam_table(generated), **frame_table(frame_fits)}
     if task is EXPR_TO_POS:
-        record |= {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
+        record |= put_radii(data, generated)
     before = data.uns.get("alphastomics", {})
     kept: dict[str, Any] = {
         name: before[name] for name in TASKS if isinstance(before, Mapping) and name in before
     }
     names = np.array(list(genes), dtype=object)
     data.uns["alphastomics"] = {**kept, "mode": mode, "genes": names, **record, mode: record}
+
+
+def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
+    """Write calibrated radii into obs; return what a record says of them, or that there are none.
+
+    Those of an earlier prediction leave: nobody could tell them from these.
+    """
+    for column in [name for name in data.obs if is_radius_key(name)]:
+        del data.obs[column]
+    radii = generated.radii
+    if radii is None:
+        return {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
+    data.obs[radii.key] = radii.radius
+    if radii.anchored is not None:
+        data.obs[ANCHOR_KEY] = radii.anchored
+    return {
+        "spatial_std_calibrated": bool(np.isfinite(radii.radius).all()),
+        "radius_level": radii.level,
+        "radius_calibrated_by": radii.calibrated_by,
+    }
+
+
+def is_radius_key(name: object) -> bool:
+    """Tell the columns of obs that anchors and radii stand in."""
+    return name == ANCHOR_KEY or str(name).startswith(RADIUS_KEY)
 
 
 def put_counts(data: Any, generated: Generated) -> None:

@@ -250,7 +250,7 @@ class Positions:
             )
         return self.element[name]
 
-    def rows(self, start: int, stop: int) -> Float64[np.ndarray, "N C"]:
+    def rows(self, start: int, stop: int, *, partial: bool = False) -> Float64[np.ndarray, "N C"]:
         """Read the coordinates of some rows; NaN, and what float32 cannot hold, is refused.
 
         They stay float64 until a set is centred: far from the origin float32 has few digits left.
@@ -266,12 +266,35 @@ class Positions:
                 raise InputError(
                     f"{self.path}: {self.field} holds values of type {values.dtype}, not numbers"
                 )
-            with np.errstate(over="ignore"):  # what does not fit becomes inf, and is named below
-                narrow = values.astype(np.float32)
-        bad = np.flatnonzero(~np.isfinite(narrow).all(axis=1))
-        if len(bad):
-            raise InputError(
-                f"{self.path}: {self.field} has NaN or infinite coordinates (first in row "
-                f"{start + bad[0]}): remove the cells that have no position"
-            )
-        return values.astype(np.float64)
+        return require_finite(
+            self.path, self.field, values.astype(np.float64), start, partial=partial
+        )
+
+
+def require_finite(
+    path: Path,
+    field: str,
+    values: Float64[np.ndarray, "N C"],
+    start: int,
+    *,
+    partial: bool,
+) -> Float64[np.ndarray, "N C"]:
+    """Refuse coordinates that are no numbers, or do not fit float32.
+
+    With `partial`, all coordinates of a row may be NaN: nobody knows where that cell is.
+    """
+    with np.errstate(over="ignore"):  # what does not fit becomes inf
+        known = np.isfinite(values.astype(np.float32)).all(axis=1)
+    missing = np.isnan(values).all(axis=1) & partial
+    bad = np.flatnonzero(~known & ~missing)
+    if len(bad):
+        remedy = (
+            "give a cell all of its coordinates, or NaN for all where its position is not known"
+            if partial
+            else "remove the cells that have no position"
+        )
+        raise InputError(
+            f"{path}: {field} has NaN or infinite coordinates (first in row {start + bad[0]}): "
+            f"{remedy}"
+        )
+    return values

@@ -71,8 +71,8 @@ class Coordinates(Protocol):
     cells: int
     columns: int
 
-    def rows(self, start: int, stop: int) -> Float64[np.ndarray, "N C"]:
-        """Read the coordinates of some rows; NaN is refused."""
+    def rows(self, start: int, stop: int, *, partial: bool = False) -> Float64[np.ndarray, "N C"]:
+        """Read the coordinates of some rows; NaN is refused, but of a whole row with `partial`."""
 
 
 class CellSource(ABC):

@@ -57,6 +57,8 @@ def opened_query(
     normalization: Mapping[str, Any] | None,
     options: PreprocessingConfig,
     first_rows: int | None = None,
+    *,
+    partial: bool = False,
 ) -> Iterator[Query]:
     """Open a file whose cells a model is asked about, and check that they fit it.
 
@@ -70,6 +72,8 @@ def opened_query(
         Where in the file the cells are, and whether they were normalised before.
     first_rows
         Rows that say whether the values are counts; None asks all.
+    partial
+        Some cells may have no position (NaN).
     """
     trained = normalization or DEFAULT_NORMALIZATION
     with in_subprocess(path, SourceOptions.of(options)) as source:
@@ -96,7 +100,7 @@ def opened_query(
         measured[alignment.missing()] = False
         check_genes(int(measured.sum()), genes, path)
         types = reader.names_that_occur(options.cell_type_key) or ()
-        form = CellForm(alignment, bool(normalize), key, options.cell_type_key, types)
+        form = CellForm(alignment, bool(normalize), key, options.cell_type_key, types, partial)
         dims = 0 if positions is None else positions.columns
         yield Query(reader, form, measured, bool(trained["scale"]), dims)
 

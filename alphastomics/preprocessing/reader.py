@@ -38,6 +38,8 @@ class CellForm:
         Key of obsm with the coordinates.
     cell_type_key, cell_types
         Column of obs with the cell types, None for none; the names that their numbers stand for.
+    partial
+        Cells may lack a position: they have NaN instead.
     """
 
     alignment: Alignment
@@ -45,6 +47,7 @@ class CellForm:
     position_key: str
     cell_type_key: str | None
     cell_types: tuple[str, ...]
+    partial: bool = False
 
 
 class CellReader:
@@ -173,18 +176,19 @@ class CellReader:
             types = numbers.astype(np.int32)
         return CellTable(
             form.alignment.apply(counts),
-            self._position(form.position_key, start, stop),
+            self._position(form, start, stop),
             types,
             self.slice_id(start, stop),
             np.arange(start, stop),
             self.obs.names(start, stop),
         )
 
-    def _position(self, key: str, start: int, stop: int) -> Float64[np.ndarray, "N 3"]:
+    def _position(self, form: CellForm, start: int, stop: int) -> Float64[np.ndarray, "N 3"]:
         position = np.zeros((stop - start, 3))
-        positions = self.positions(key)
+        positions = self.positions(form.position_key)
         if positions is not None:
-            position[:, : positions.columns] = positions.rows(start, stop)
+            rows = positions.rows(start, stop, partial=form.partial)
+            position[:, : positions.columns] = rows
         return position
 
     def _require_counts(self, counts: csr_array, start: int) -> None:

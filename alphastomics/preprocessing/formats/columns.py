@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int32, Int64
 
 from alphastomics.errors import InputError
 from alphastomics.io.files import require_file
-from alphastomics.preprocessing.anndata_file import reading
+from alphastomics.preprocessing.anndata_file import reading, require_finite
 from alphastomics.preprocessing.cell_source import POSITION_KEY, CellSource, Coordinates, Matrix
 
 BLOCK_BYTES = 4 << 20  # of a CSV that are parsed at a time; some are read ahead
@@ -179,23 +179,10 @@ class PlainCoordinates:
         self.path, self.field, self._values = path, field, values
         self.cells, self.columns = values.shape
 
-    def rows(self, start: int, stop: int) -> Float64[np.ndarray, "N C"]:
+    def rows(self, start: int, stop: int, *, partial: bool = False) -> Float64[np.ndarray, "N C"]:
         """Return the coordinates of some rows."""
-        return require_finite(self.path, self.field, self._values[start:stop], start)
-
-
-def require_finite(
-    path: Path, field: str, values: Float64[np.ndarray, "N C"], start: int
-) -> Float64[np.ndarray, "N C"]:
-    """Refuse coordinates that are no numbers, or do not fit float32."""
-    with np.errstate(over="ignore"):
-        bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)).all(axis=1))
-    if len(bad):
-        raise InputError(
-            f"{path}: {field} has NaN or infinite coordinates (first in row {start + bad[0]}): "
-            "remove the cells that have no position"
-        )
-    return values
+        values = self._values[start:stop]
+        return require_finite(self.path, self.field, values, start, partial=partial)
 
 
 def read_coordinates(table: TableFile, *columns: int) -> Float64[np.ndarray, "N C"]:

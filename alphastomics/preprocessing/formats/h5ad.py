@@ -25,6 +25,7 @@ from alphastomics.preprocessing.anndata_file import (
     opened,
     read_whole,
     reading,
+    require_finite,
 )
 from alphastomics.preprocessing.cell_source import (
     POSITION_KEY,
@@ -34,7 +35,6 @@ from alphastomics.preprocessing.cell_source import (
     Format,
     SourceOptions,
 )
-from alphastomics.preprocessing.formats.columns import require_finite
 from alphastomics.preprocessing.matrix import Expression
 
 COUNTS_LAYER = "counts"
@@ -114,14 +114,14 @@ class ObsCoordinates:
     def __init__(self, obs: Frame) -> None:
         self.obs, self.cells = obs, len(obs)
 
-    def rows(self, start: int, stop: int) -> Float64[np.ndarray, "N 2"]:
+    def rows(self, start: int, stop: int, *, partial: bool = False) -> Float64[np.ndarray, "N 2"]:
         """Read the coordinates of some rows."""
         with reading(self.obs.path, self.field):
             elements = [self.obs.group[name] for name in ("x", "y")]
             if any(is_group(part) or attribute(part, "categories") for part in elements):
                 raise InputError(f"{self.obs.path}: {self.field} are no plain columns of numbers")
             values = np.stack([part[start:stop] for part in elements], axis=1).astype(np.float64)
-        return require_finite(self.obs.path, self.field, values, start)
+        return require_finite(self.obs.path, self.field, values, start, partial=partial)
 
 
 @contextmanager

@@ -1,0 +1,102 @@
+"""Cells of a query whose positions are known: a file, a column or a table enters, anchors leave."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from alphastomics.errors import InputError
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.frame import read_landmarks, require_names
+
+COLUMNS = ("x", "y", "z")
+
+
+def anchors_of_csv(cells: InputCells, path: Path) -> InputCells:
+    """Take known positions from a CSV of cell name, x, y and, in space, z."""
+    landmarks = read_landmarks(path, "anchor")
+    return anchors_by_name(cells, landmarks.positions, landmarks.dims, str(path))
+
+
+def anchors_of_cells(cells: InputCells, known: InputCells, source: str) -> InputCells:
+    """Take known positions from other cells of the same names."""
+    position = known.anchors if known.position is None else known.position
+    if position is None:
+        raise InputError(f"{source}: has no coordinates; anchors are cells whose position is known")
+    by_name = {
+        name: tuple(at[: known.dims])
+        for name, at in zip(known.names, position.tolist(), strict=True)
+        if np.isfinite(at).all()
+    }
+    return anchors_by_name(cells, by_name, known.dims, source)
+
+
+def anchors_by_name(
+    cells: InputCells, positions: Mapping[str, Sequence[float]], dims: int, source: str
+) -> InputCells:
+    """Make anchors of the cells that are named."""
+    require_names(source, "anchors", positions, cells.names)
+    at = np.full((len(cells.names), 3), np.nan)
+    for row, name in enumerate(cells.names):
+        if name in positions:
+            at[row] = 0
+            at[row, :dims] = positions[name]
+    return replace(cells, anchors=at, dims=dims)
+
+
+def anchors_of_column(cells: InputCells, obs: Any, column: str) -> InputCells:
+    """Make anchors of the cells that a column of obs marks as true."""
+    if column not in obs:
+        columns = ", ".join(map(str, obs.columns)) or "none"
+        raise InputError(
+            f"--anchors {column}: neither a file nor a column of obs (columns: {columns}); give a "
+            "CSV of cell name, x, y[, z], an .h5ad of cells with positions, or a column of "
+            "True and False"
+        )
+    marks = obs[column]
+    if marks.dtype != bool:
+        raise InputError(f"--anchors {column}: obs[{column!r}] is not a column of True and False")
+    position = cells.anchors if cells.position is None else cells.position
+    if position is None:
+        raise InputError(f"--anchors {column}: the input has no coordinates for them")
+    at = np.where(marks.to_numpy()[:, None], position.astype(np.float64), np.nan)
+    lacking = np.flatnonzero(marks.to_numpy() & np.isnan(at).any(1))
+    if len(lacking):
+        raise InputError(
+            f"--anchors {column}: {len(lacking)} of the cells it marks have no position (first: "
+            f"{cells.names[lacking[0]]!r})"
+        )
+    return replace(cells, anchors=at)
+
+
+def anchors_of_table(cells: InputCells, table: Any) -> InputCells:
+    """Take known positions from a table with columns x, y and, in space, z, indexed by cells."""
+    dims = sum(name in table for name in COLUMNS)
+    if not {"x", "y"} <= set(table.columns):
+        raise InputError("anchors: expected a table with the columns x, y and, in space, z")
+    values = finite_rows(table[list(COLUMNS[:dims])].to_numpy(dtype=np.float64, na_value=np.nan))
+    names = [str(name) for name in table.index]
+    return anchors_by_name(cells, dict(zip(names, values.tolist(), strict=True)), dims, "anchors")
+
+
+def finite_rows(values: Float64[np.ndarray, "N D"]) -> Float64[np.ndarray, "N D"]:
+    """Refuse coordinates that are missing."""
+    bad = np.flatnonzero(~np.isfinite(values).all(1))
+    if len(bad):
+        raise InputError(f"anchors: row {bad[0]} has NaN or infinite coordinates")
+    return values
+
+
+def known_in_slice(cells: InputCells, known: InputCells, source: str) -> InputCells:
+    """Make known cells those around the positions of a slice that expression is predicted at."""
+    if known.position is None:
+        raise InputError(f"{source}: has no coordinates; known cells lie among the positions asked")
+    if len(cells.slice_names) == len(known.slice_names) == 1:
+        return replace(known, slice_names=cells.slice_names)
+    lacking = set(cells.slice_names) - set(known.slice_names)
+    if lacking:
+        raise InputError(f"{source}: has no cells of slice {sorted(lacking)[0]} of the input")
+    return known

@@ -1,0 +1,151 @@
+"""From cells to what a user gets: generated, placed by anchors or in a frame, assigned.
+
+The one way of `sample` and of the notebook.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from alphastomics.config import Mode, SamplingConfig
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.generation.anchors import with_anchors
+from alphastomics.generation.assignment import as_many, assigned
+from alphastomics.generation.cells import InputCells
+from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
+from alphastomics.generation.generate import Generated, as_tissue, generate
+from alphastomics.tasks import EXPR_TO_POS, TASKS
+
+logger = logging.getLogger(__name__)
+
+# Fewer anchors than this do not show an outline.
+OUTLINE_ANCHORS = 100
+
+
+class Placed(NamedTuple):
+    """Cells, what was generated for them, and how each slice was brought into a frame."""
+
+    cells: InputCells
+    generated: Generated
+    frame_fits: Sequence[FrameFit]
+
+
+def require_placeable(
+    cells: InputCells, mode: Mode, settings: SamplingConfig, frame: Landmarks | Reference | None
+) -> None:
+    """Refuse anchors where positions are not predicted, and an assignment onto nothing."""
+    positions = TASKS[mode] is EXPR_TO_POS
+    if cells.anchors is not None and not positions:
+        missing = int(np.isnan(cells.anchors).any(1).sum())
+        raise InputError(
+            f"--sample_mode {mode}: {missing} of the cells have no position (NaN); predict them "
+            "with --sample_mode expr_to_pos first, or leave these cells out"
+        )
+    if settings.estimator != "assigned":
+        return
+    if not positions:
+        raise InputError(f"--estimator assigned: is for positions, not for --sample_mode {mode}")
+    if cells.anchors is None and not isinstance(frame, Reference):
+        raise InputError(
+            "--estimator assigned: puts cells onto the positions of a section: name it with "
+            "--reference, or give --anchors, whose outline and density are then taken"
+        )
+
+
+def generate_placed(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    seed: int,
+    *,
+    known: InputCells | None = None,
+    frame: Landmarks | Reference | None = None,
+    scale: bool = False,
+    is_new: bool = False,
+) -> Placed:
+    """Generate for all slices of the input, and bring positions to where they belong.
+
+    Parameters
+    ----------
+    module, cells, mode, settings, seed
+        As `generate` has them.
+    known
+        Cells in the frame of positions that expression is predicted at.
+    frame, scale
+        What is known of the frame that positions are returned in, and whether the tissue may grow
+        or shrink onto it.
+    is_new
+        Whether the cells are made from nothing: none has a name of its own.
+    """
+    require_placeable(cells, mode, settings, frame)
+    anchored = cells.anchors is not None
+    moved = anchored or settings.estimator == "assigned"
+    from_estimate = settings.model_copy(update={"estimator": "mean"}) if moved else settings
+    generated = generate(module, cells, mode, from_estimate, seed, known)
+    if is_new:
+        cells, generated = as_tissue(cells, generated, planar=module.planar)
+    reflection = module.config.loss.reflection
+    if anchored:
+        generated = with_anchors(cells, generated, settings, seed, reflection=reflection)
+    frame_fits: list[FrameFit] = []
+    if frame is not None:
+        by_name = TASKS[mode].is_conditional and not is_new
+        cells, generated, frame_fits = into_frame(
+            cells, generated, frame, by_name=by_name, scale=scale, reflection=reflection
+        )
+        cells = replace(cells, position=generated.position) if is_new else cells
+    if settings.estimator == "assigned":
+        generated = put_onto(cells, generated, frame, seed)
+    return Placed(cells, generated, frame_fits)
+
+
+def put_onto(
+    cells: InputCells, generated: Generated, frame: Landmarks | Reference | None, seed: int
+) -> Generated:
+    """Give each cell a position of the reference section, or one like those of the anchors."""
+    position = generated.position.astype(np.float64)
+    dims = cells.dims
+    for number, name in enumerate(cells.slice_names):
+        rows = cells.rows_of(number)
+        free = rows if cells.anchors is None else rows[np.isnan(cells.anchors[rows]).any(1)]
+        if not len(free) or (cells.anchors is not None and len(free) == len(rows)):
+            continue
+        available = available_positions(cells, rows, frame, len(free), name, seed)
+        position[free, :dims] = assigned(position[free, :dims], available, seed)
+    radii = generated.radii
+    if radii is not None:
+        # What holds about the estimate holds about another position within so much more.
+        moved = np.linalg.norm(position - generated.position, axis=1)
+        radii = radii._replace(radius=radii.radius + moved)
+    return replace(generated, position=position, radii=radii)
+
+
+def available_positions(
+    cells: InputCells,
+    rows: np.ndarray,
+    frame: Landmarks | Reference | None,
+    number: int,
+    name: str,
+    seed: int,
+) -> np.ndarray:
+    """Return positions for so many cells of a slice."""
+    dims = cells.dims
+    if cells.anchors is None:
+        assert isinstance(frame, Reference)
+        assert frame.cells.position is not None
+        return frame.cells.position.astype(np.float64)[:, :dims]
+    at = cells.anchors[rows]
+    at = at[np.isfinite(at).all(1)][:, :dims]
+    if len(at) < OUTLINE_ANCHORS:
+        logger.warning(
+            "slice %s: %d anchors show outline and density of a tissue roughly: assigned positions "
+            "lie between them",
+            *(name, len(at)),
+        )
+    # The anchors' own positions are taken.
+    return as_many(at, len(at) + number, seed)[len(at) :]

@@ -1,0 +1,44 @@
+"""How far off predicted positions are: errors of left-out cells enter, calibrated radii leave.
+
+Split conformal prediction with a scale for each cell (Lei et al. 2018, "Distribution-free
+predictive inference for regression"): of cells like those that were left out, the share `level`
+lies within scale times the quantile of their errors over scales, whatever the distribution.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+
+RADIUS_KEY = "position_radius_"
+
+
+class Radii(NamedTuple):
+    """Radii about predicted positions that hold the true ones of a share of the cells.
+
+    NaN where nothing is known, 0 for anchors. `calibrated_by` says what they were found by.
+    """
+
+    radius: Float[np.ndarray, " N"]
+    level: float
+    calibrated_by: str
+    anchored: Bool[np.ndarray, " N"] | None = None
+
+    @property
+    def key(self) -> str:
+        """Name the column of obs that they stand in."""
+        return f"{RADIUS_KEY}{100 * self.level:g}"
+
+
+def conformal_factor(errors: Float64[np.ndarray, " M"], level: float) -> float:
+    """Return the scales that hold a share of further cells: NaN where the cells are too few.
+
+    `errors` are those of left-out cells over their scales, sorted: the ceil((M + 1) level)-th.
+    """
+    rank = int(np.ceil((len(errors) + 1) * level))
+    return float(errors[rank - 1]) if 0 < rank <= len(errors) else float("nan")
+
+
+def least_cells(level: float) -> int:
+    """Return how many left-out cells a level needs."""
+    return int(np.ceil(level / (1 - level)))
