@@ -114,6 +114,7 @@ CONTRACT = {
         "num_slices": "1",
         "reference": "centred positions",
         "landmarks": "centred positions",
+        "anchors": "rows of the input's coordinates that are not NaN",
         "frame_scale": "off",
         "sample_mode": None,
         "num_steps": AS_TRAINED,

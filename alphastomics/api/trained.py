@@ -49,7 +49,7 @@ from alphastomics.generation.known_positions import (
     known_in_slice,
 )
 from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
-from alphastomics.generation.placing import Placed, generate_placed
+from alphastomics.generation.predict import Predicted, predict_cells
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
@@ -306,7 +306,7 @@ class TrainedVerbs:
             scratch.uns["alphastomics"] = adata.uns["alphastomics"]
         put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
         old = [name for name in adata.obs if TASKS[mode] is EXPR_TO_POS and is_radius_key(name)]
-        put_quietly(adata, "obs", scratch.obs, dropped=old)
+        put_quietly(adata, "obs", dict(scratch.obs), dropped=old)
         for slot in ("obsm", "layers", "uns"):
             put_quietly(adata, slot, getattr(scratch, slot))
         return generated, cells
@@ -342,11 +342,11 @@ class TrainedVerbs:
         frame: Reference | None = None,
         known: InputCells | None = None,
         is_new: bool = False,
-    ) -> Placed:
+    ) -> Predicted:
         model = self._trained()
         if TASKS[mode].reads_training_cells and known is None:
             known = training_cells(model.module, model.genes, [self._folder])
-        return generate_placed(
+        return predict_cells(
             *(model.module, cells, mode, config.sampling, config.seed.global_seed),
             known=known,
             frame=frame,

@@ -102,7 +102,7 @@ def with_anchors(
 
 
 def say_calibration(name: str, anchors: int, level: float) -> None:
-    """Say by what positions were placed, or that too few anchors are there to calibrate them."""
+    """Say what positions were found by, or that too few anchors are there to calibrate them."""
     share = 100 * level
     if anchors < least_cells(level):
         logger.warning(
@@ -112,7 +112,7 @@ def say_calibration(name: str, anchors: int, level: float) -> None:
         )
         return
     logger.info(
-        "slice %s: placed by %d anchors; radii that hold %g %% of the cells are calibrated by "
+        "slice %s: positions by %d anchors; radii that hold %g %% of the cells are calibrated by "
         "anchors that were left out",
         *(name, anchors, share),
     )
@@ -127,7 +127,7 @@ def anchored_slice(
     *,
     reflection: bool,
 ) -> AnchoredSlice:
-    """Place the cells of one slice by those whose positions are known."""
+    """Predict the positions of one slice by those that are known."""
     assert cells.anchors is not None
     dims = cells.dims
     known = np.isfinite(cells.anchors[rows]).all(1)
@@ -216,6 +216,8 @@ class AnchorRegression:
             n_jobs=-1,
             random_state=seed,
         ).fit(features.trees[known][some], left[some])
+        # Threads add up the trees in any order, which changes the last digits.
+        trees.set_params(n_jobs=1)
         tree_values = trees.predict(features.trees).reshape(prior.shape)
         left_out = tree_values[known]
         left_out[some] = trees.oob_prediction_.reshape(len(some), -1)

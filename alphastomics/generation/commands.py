@@ -46,7 +46,7 @@ from alphastomics.generation.output import (
     write_generated_h5ad,
     write_generated_pt,
 )
-from alphastomics.generation.placing import generate_placed
+from alphastomics.generation.predict import predict_cells, require_known
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
 from alphastomics.preprocessing.owned import require_not_read
@@ -146,20 +146,16 @@ def sample(
     """Generate cells for an input, or from nothing (`blank`), and write them.
 
     With a `frame`, generated positions are returned in it; `anchors` names cells whose position is
-    known, by a file or a column of obs. `given` names the flags of a command
-    line: a mode that is not among them follows from the input; a flag without effect is named.
+    known, by a file or a column of obs. `given` names the flags of a command line: a mode that is
+    not among them follows from the input; a flag without effect is named.
     """
     mode = config.sampling.mode
     require_source(input_data, blank, mode)
     if frame is not None and not TASKS[mode].generates_position:
         raise InputError("--reference, --landmarks: pos_to_expr has no positions; leave it out")
     target = default_output(input_data) if output is None else output
-    if target.suffix not in (".h5ad", ".pt"):
-        raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
-    require_output(target, overwrite=overwrite)
+    require_target(target, overwrite=overwrite)
     require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
-    if anchors is not None and input_data is None:
-        raise InputError("--anchors: are cells of the input; give --input_data")
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     if input_data is None:
@@ -168,20 +164,20 @@ def sample(
     else:
         cells = read_cells(input_data, module, genes, config, split)
         if given is not None and "sample_mode" not in given:
-            mode = mode_for(cells, module, mode)
+            mode = mode_for(cells, module, mode, has_anchors=anchors is not None)
+    require_known(cells, mode)
     require_mode(module, mode, cells)
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data, config)
-    training = None
-    if TASKS[mode].reads_training_cells:
-        near = (Path(config.data.processed_data_dir), checkpoint)
-        training = training_cells(module, genes, near)
-    if anchors is not None and input_data is not None:
+    near = (Path(config.data.processed_data_dir), checkpoint)
+    reads = TASKS[mode].reads_training_cells
+    training = training_cells(module, genes, near) if reads else None
+    if anchors is not None:
         around = Surroundings(input_data, module, genes, config)
         cells, training = with_known(cells, anchors, mode, around, training)
     say_what_counts(given or (), mode, config.sampling, input_data, module, cells)
-    cells, generated, frame_fits = generate_placed(
+    cells, generated, frame_fits = predict_cells(
         *(module, cells, mode, config.sampling, config.seed.global_seed),
         known=training,
         frame=known,
@@ -193,6 +189,13 @@ def sample(
     else:
         write_generated_h5ad(target, original, generated, cells, genes, mode, frame_fits)
     return summary_of(target, mode, cells)
+
+
+def require_target(target: Path, *, overwrite: bool) -> None:
+    """Refuse an output of another kind, or one that is there."""
+    if target.suffix not in (".h5ad", ".pt"):
+        raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
+    require_output(target, overwrite=overwrite)
 
 
 def summary_of(target: Path, mode: Mode, cells: InputCells) -> dict[str, Any]:
@@ -230,7 +233,7 @@ def say_what_counts(
 class Surroundings(NamedTuple):
     """What anchors are read with: the input, the model and its genes, the settings."""
 
-    source: Path
+    source: Path | None
     module: AlphaSTomicsModule
     genes: list[str]
     config: Config
@@ -241,6 +244,10 @@ def with_known(
 ) -> tuple[InputCells, InputCells | None]:
     """Take known cells from a file or a column: anchors, or cells around positions."""
     path = Path(anchors)
+    if not TASKS[mode].is_conditional:
+        raise InputError(
+            "--anchors: new tissue has none; give --sample_mode expr_to_pos, or leave it out"
+        )
     if not path.exists():
         if TASKS[mode] is not EXPR_TO_POS:
             raise InputError(f"--anchors {anchors}: {mode} takes a file of cells with positions")
@@ -256,15 +263,19 @@ def with_known(
     return cells, known_in_slice(cells, known, str(path))
 
 
-def mode_for(cells: InputCells, module: AlphaSTomicsModule, mode: Mode) -> Mode:
-    """Return what a user who named no mode means: positions of dissociated cells.
+def mode_for(
+    cells: InputCells, module: AlphaSTomicsModule, mode: Mode, *, has_anchors: bool = False
+) -> Mode:
+    """Return what a user who named no mode means: positions of dissociated cells, or of others.
 
     A model of one mode does what it can.
     """
     able = modes_of(module)
     if mode not in able:
         mode = able[0]
-    elif not TASKS[mode].is_conditional and cells.position is None and cells.expression.any():
+    elif TASKS[mode].is_conditional:
+        return mode
+    elif has_anchors or (cells.position is None and cells.expression.any()):
         mode = EXPR_TO_POS.name
     else:
         return mode

@@ -58,6 +58,8 @@ def write_generated_pt(
     }
     if generated.counts is not None:
         content["counts"] = torch.tensor(generated.counts)
+    if generated.radii is not None:
+        content[generated.radii.key] = torch.tensor(generated.radii.radius)
     if frame_fits:
         table = frame_table(frame_fits)["frame"]
         content["frame"] = {

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 RADIUS_KEY = "position_radius_"
+ROUNDING = 1e-9  # 0.9 / (1 - 0.9) is a little more than 9
 
 
 class Radii(NamedTuple):
@@ -35,10 +36,10 @@ def conformal_factor(errors: Float64[np.ndarray, " M"], level: float) -> float:
 
     `errors` are those of left-out cells over their scales, sorted: the ceil((M + 1) level)-th.
     """
-    rank = int(np.ceil((len(errors) + 1) * level))
+    rank = int(np.ceil((len(errors) + 1) * level - ROUNDING))
     return float(errors[rank - 1]) if 0 < rank <= len(errors) else float("nan")
 
 
 def least_cells(level: float) -> int:
     """Return how many left-out cells a level needs."""
-    return int(np.ceil(level / (1 - level)))
+    return int(np.ceil(level / (1 - level) - ROUNDING))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alphastomics.config import Config, PreprocessingConfig, SamplingConfig, SimulationConfig
@@ -16,6 +17,11 @@ SETTINGS = Config(
     sampling=QUICK,
     data={"preprocessing": PreprocessingConfig(cell_type_key="cell_type")},
 )
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
 
 
 @pytest.fixture(scope="session")

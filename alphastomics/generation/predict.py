@@ -1,4 +1,4 @@
-"""From cells to what a user gets: generated, placed by anchors or in a frame, assigned.
+"""From cells to what a user gets: generated, brought to anchors or into a frame, assigned.
 
 The one way of `sample` and of the notebook.
 """
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 OUTLINE_ANCHORS = 100
 
 
-class Placed(NamedTuple):
+class Predicted(NamedTuple):
     """Cells, what was generated for them, and how each slice was brought into a frame."""
 
     cells: InputCells
@@ -34,20 +34,24 @@ class Placed(NamedTuple):
     frame_fits: Sequence[FrameFit]
 
 
+def require_known(cells: InputCells, mode: Mode) -> None:
+    """Refuse cells some of whose positions are not known where all of them are needed."""
+    if cells.anchors is None or TASKS[mode] is EXPR_TO_POS:
+        return
+    missing = int(np.isnan(cells.anchors).any(1).sum())
+    raise InputError(
+        f"--sample_mode {mode}: {missing} of the cells have no position (NaN); predict them with "
+        "--sample_mode expr_to_pos first, or leave these cells out"
+    )
+
+
 def require_placeable(
     cells: InputCells, mode: Mode, settings: SamplingConfig, frame: Landmarks | Reference | None
 ) -> None:
-    """Refuse anchors where positions are not predicted, and an assignment onto nothing."""
-    positions = TASKS[mode] is EXPR_TO_POS
-    if cells.anchors is not None and not positions:
-        missing = int(np.isnan(cells.anchors).any(1).sum())
-        raise InputError(
-            f"--sample_mode {mode}: {missing} of the cells have no position (NaN); predict them "
-            "with --sample_mode expr_to_pos first, or leave these cells out"
-        )
+    """Refuse an assignment onto nothing."""
     if settings.estimator != "assigned":
         return
-    if not positions:
+    if TASKS[mode] is not EXPR_TO_POS:
         raise InputError(f"--estimator assigned: is for positions, not for --sample_mode {mode}")
     if cells.anchors is None and not isinstance(frame, Reference):
         raise InputError(
@@ -56,7 +60,7 @@ def require_placeable(
         )
 
 
-def generate_placed(
+def predict_cells(
     module: AlphaSTomicsModule,
     cells: InputCells,
     mode: Mode,
@@ -67,7 +71,7 @@ def generate_placed(
     frame: Landmarks | Reference | None = None,
     scale: bool = False,
     is_new: bool = False,
-) -> Placed:
+) -> Predicted:
     """Generate for all slices of the input, and bring positions to where they belong.
 
     Parameters
@@ -82,6 +86,7 @@ def generate_placed(
     is_new
         Whether the cells are made from nothing: none has a name of its own.
     """
+    require_known(cells, mode)
     require_placeable(cells, mode, settings, frame)
     anchored = cells.anchors is not None
     moved = anchored or settings.estimator == "assigned"
@@ -101,7 +106,7 @@ def generate_placed(
         cells = replace(cells, position=generated.position) if is_new else cells
     if settings.estimator == "assigned":
         generated = put_onto(cells, generated, frame, seed)
-    return Placed(cells, generated, frame_fits)
+    return Predicted(cells, generated, frame_fits)
 
 
 def put_onto(
