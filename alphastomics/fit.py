@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from alphastomics.config import Config
+from alphastomics.config import Config, Mode
 from alphastomics.config.auto import resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.config.plan import Device, TrainingPlan
@@ -29,6 +29,8 @@ from alphastomics.generation.baselines import Predictor
 from alphastomics.generation.cells import InputCells, read_processed, some_cells
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate, position_baselines_ahead
+from alphastomics.generation.generate import Generated
+from alphastomics.generation.left_out import errors_of
 from alphastomics.io.files import write_text
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.holdout import Holdout
@@ -167,15 +169,17 @@ def held_out_run(
     summary = train(config, inner, holdout=plan.holdout, plan=plan.lines())
     jury = read_jury(config, metadata, plan.holdout) if jury is None else jury
     epochs = chosen_epochs(summary, plan.config.training.max_epochs)
-    scores = {}
+    scores: dict[str, Any] = {}
+    kept: dict[Mode, Generated] = {}
     if jury is not None:
-        scores = judge(config, jury, Path(summary["best_checkpoint"]), baselines)
+        scores = judge(config, jury, Path(summary["best_checkpoint"]), baselines, kept)
     sentences = [verdict.sentence for verdict in verdicts(scores)] or [TOO_FEW]
     verdict = {
         "held_out": plan.holdout.describe(),
         "sentences": sentences,
         "tasks": [verdict._asdict() for verdict in verdicts(scores)],
         "scores": scores,
+        "position_errors": position_errors(jury, kept, plan.holdout),
     }
     judged = {"epochs": epochs, "summary": summary, "verdict": verdict}
     write_marker(done, judged)
@@ -211,12 +215,27 @@ def read_jury(config: Config, metadata: Metadata, holdout: Holdout) -> Jury | No
     return Jury(some_cells(cells, judged), some_cells(cells, np.flatnonzero(~held)))
 
 
+def position_errors(
+    jury: Jury | None, kept: dict[Mode, Generated], holdout: Holdout
+) -> dict[str, Any] | None:
+    """Return how far off positions of whole slices are: None where none were held out."""
+    if jury is None or not holdout.is_of_slices or EXPR_TO_POS.name not in kept:
+        return None
+    errors = errors_of(jury.cells, kept[EXPR_TO_POS.name], holdout.describe())
+    return None if errors is None else errors.model_dump()
+
+
 def judge(
-    config: Config, jury: Jury, checkpoint: Path, baselines: Ahead[dict[str, Predictor]] | None
+    config: Config,
+    jury: Jury,
+    checkpoint: Path,
+    baselines: Ahead[dict[str, Predictor]] | None,
+    kept: dict[Mode, Generated],
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Score a model on what was held out, beside the baselines, all fitted to the rest."""
     module, _ = load_for_use(checkpoint)
-    settings = config.sampling.model_copy(update={"num_steps": 10, "num_samples": 2})
+    quick = {"num_steps": 10, "num_samples": 2, "estimator": "mean"}
+    settings = config.sampling.model_copy(update=quick)
     return evaluate(
         module,
         jury.cells,
@@ -225,6 +244,7 @@ def judge(
         config.seed.global_seed,
         VERDICT_TREE_CELLS,
         baselines=baselines,
+        kept=kept,
         with_slow=False,
     )
 

@@ -6,12 +6,15 @@ them is held out.
 
 from typing import Any
 
+import numpy as np
 import pytest
 from anndata import AnnData
+from scipy.stats import spearmanr
 
 from alphastomics import AlphaSTomics
 from alphastomics.config import SimulationConfig
 from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
+from alphastomics.evaluation.position import aligned
 from alphastomics.generation.baselines import REGRESSORS, SMOOTHED_TREES
 from alphastomics.simulate import simulate
 
@@ -61,3 +64,19 @@ def test_the_training_judges_itself_by_what_it_held_out(model: AlphaSTomics) -> 
     scores = verdict["scores"]["expr_to_pos"]["alphastomics"]
     table = model.evaluate()["expr_to_pos"]["alphastomics"]
     assert table["spearman_mean"] == scores["spearman_mean"]
+
+
+def test_radii_by_the_held_out_slice_hold_on_another_one(
+    model: AlphaSTomics, slices: list[AnnData]
+) -> None:
+    data = slices[HELD_OUT].copy()
+    true = np.asarray(data.obsm["spatial"], dtype=np.float64)
+    position = aligned(model.predict_positions(data), true, scale=False, reflection=True).numpy()
+    inside = np.linalg.norm(position - true, axis=1) <= data.obs["position_radius_90"]
+    # One slice judged the model, and this is another one.
+    assert inside.mean() == pytest.approx(0.9, abs=0.08)
+    record = data.uns["alphastomics"]["expr_to_pos"]
+    assert record["radius_calibrated_by"].startswith("held out: slice ")
+    assert not record["spatial_std_calibrated"]
+    error = np.linalg.norm(position - true, axis=1)
+    assert spearmanr(error, data.obs["position_radius_90"]).statistic > 0.1

@@ -48,6 +48,7 @@ from alphastomics.generation.known_positions import (
     anchors_of_table,
     known_in_slice,
 )
+from alphastomics.generation.left_out import errors_in
 from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
 from alphastomics.generation.predict import Predicted, predict_cells
 from alphastomics.generation.training_cells import training_cells
@@ -350,6 +351,7 @@ class TrainedVerbs:
             *(model.module, cells, mode, config.sampling, config.seed.global_seed),
             known=known,
             frame=frame,
+            errors=errors_in(model.record.get("verdict", {}), "the model's record"),
             is_new=is_new,
         )
 

@@ -39,6 +39,7 @@ from alphastomics.generation.known_positions import (
     anchors_of_csv,
     known_in_slice,
 )
+from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
     UNCALIBRATED,
@@ -182,6 +183,7 @@ def sample(
         known=training,
         frame=known,
         scale=frame is not None and frame.scale,
+        errors=read_errors(checkpoint),
         is_new=input_data is None,
     )
     if target.suffix == ".pt":

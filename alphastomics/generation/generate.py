@@ -1,6 +1,6 @@
 """Generating: a trained module and cells enter; positions, expression, or both leave, with a std.
 
-Each slice is one set, or, if it is too large, several that share anchors. A sample goes down the
+Each slice is one set, or, if it is too large, several that share some cells. A sample goes down the
 whole way from noise; the std of several samples, rotated onto one another, is the uncertainty of
 each cell. The point estimate is what the network says of pure noise, in one call: the mean of the
 posterior, here averaged over several starts.
@@ -231,11 +231,11 @@ def report_seams(seams: list[Seam], mode: Mode) -> None:
     for seam in seams:
         if not TASKS[mode].is_conditional:
             logger.info(
-                "%s: sampled in %d chunks around given anchors", seam.slice_name, seam.chunks
+                "%s: sampled in %d chunks around shared cells", seam.slice_name, seam.chunks
             )
             continue
         logger.info(
-            "%s: sampled in %d chunks that share %d anchors; seam error %.4g (%.1f %% of the %s)",
+            "%s: sampled in %d chunks that share %d cells; seam error %.4g (%.1f %% of the %s)",
             *(seam.slice_name, seam.chunks, seam.anchors, seam.rms, 100 * seam.relative),
             "std of expression" if TASKS[mode].generates_expression else "tissue's radius",
         )

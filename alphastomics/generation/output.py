@@ -143,16 +143,15 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
     for column in [name for name in data.obs if is_radius_key(name)]:
         del data.obs[column]
     radii = generated.radii
+    record: dict[str, Any] = {"spatial_std_calibrated": True}
+    if radii is None or radii.anchored is None:
+        record = {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
     if radii is None:
-        return {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
+        return record
     data.obs[radii.key] = radii.radius
     if radii.anchored is not None:
         data.obs[ANCHOR_KEY] = radii.anchored
-    return {
-        "spatial_std_calibrated": bool(np.isfinite(radii.radius).all()),
-        "radius_level": radii.level,
-        "radius_calibrated_by": radii.calibrated_by,
-    }
+    return record | {"radius_level": radii.level, "radius_calibrated_by": radii.calibrated_by}
 
 
 def is_radius_key(name: object) -> bool:

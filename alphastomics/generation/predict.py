@@ -18,6 +18,7 @@ from alphastomics.generation.assignment import as_many, assigned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
+from alphastomics.generation.left_out import LeftOutErrors, with_radii
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def predict_cells(
     known: InputCells | None = None,
     frame: Landmarks | Reference | None = None,
     scale: bool = False,
+    errors: LeftOutErrors | None = None,
     is_new: bool = False,
 ) -> Predicted:
     """Generate for all slices of the input, and bring positions to where they belong.
@@ -83,6 +85,8 @@ def predict_cells(
     frame, scale
         What is known of the frame that positions are returned in, and whether the tissue may grow
         or shrink onto it.
+    errors
+        What training found on held-out slices: radii of those without anchors.
     is_new
         Whether the cells are made from nothing: none has a name of its own.
     """
@@ -97,6 +101,8 @@ def predict_cells(
     reflection = module.config.loss.reflection
     if anchored:
         generated = with_anchors(cells, generated, settings, seed, reflection=reflection)
+    elif TASKS[mode] is EXPR_TO_POS and settings.estimator != "sample":
+        generated = with_radii(cells, generated, errors, settings.radius_level)
     frame_fits: list[FrameFit] = []
     if frame is not None:
         by_name = TASKS[mode].is_conditional and not is_new
@@ -104,9 +110,21 @@ def predict_cells(
             cells, generated, frame, by_name=by_name, scale=scale, reflection=reflection
         )
         cells = replace(cells, position=generated.position) if is_new else cells
+        generated = scaled_radii(cells, generated, frame_fits)
     if settings.estimator == "assigned":
         generated = put_onto(cells, generated, frame, seed)
     return Predicted(cells, generated, frame_fits)
+
+
+def scaled_radii(
+    cells: InputCells, generated: Generated, frame_fits: Sequence[FrameFit]
+) -> Generated:
+    """Let radii grow or shrink with their slices."""
+    if generated.radii is None:
+        return generated
+    scale = np.array([fit.transform.scale for fit in frame_fits])[cells.slice_id]
+    radii = generated.radii._replace(radius=generated.radii.radius * scale)
+    return replace(generated, radii=radii)
 
 
 def put_onto(

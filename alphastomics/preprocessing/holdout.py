@@ -40,7 +40,7 @@ class Holdout:
         self, slice_id: Int[np.ndarray, " N"], position: Float[np.ndarray, "N 3"]
     ) -> Bool[np.ndarray, " N"]:
         """Return True for the cells that are held out."""
-        if self.kind in ("sample", "slice"):
+        if self.is_of_slices:
             return np.isin(slice_id, self.slices)
         held = np.zeros(len(slice_id), dtype=bool)
         for number in np.unique(slice_id).tolist():
@@ -52,6 +52,11 @@ class Holdout:
                 else _at_random(position[rows], rng)
             )
         return held
+
+    @property
+    def is_of_slices(self) -> bool:
+        """Whether slices are held out as a whole."""
+        return self.kind in ("sample", "slice")
 
     def describe(self) -> str:
         """Say in words what is held out."""

@@ -1,0 +1,179 @@
+"""Anchors on real slices: scores and coverage by the share of cells whose position is known.
+
+    python benchmarks/anchors.py DATA [--sets NAME ...] [--seeds 0 1 2] [--json out.json]
+
+DATA and sets are those of `defaults.py`. A model is trained with nothing set, and test slices are
+predicted without anchors, with anchors, assigned, and by a k-NN on smoothed expression over the
+anchors alone; scores are of the cells that are no anchors. Expression at positions is scored with
+10, 50 and 80 % of the slice known, beside the spatial k-NN mean with its best k.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from sklearn.decomposition import PCA
+from sklearn.neighbors import KNeighborsRegressor
+
+from alphastomics import AlphaSTomics, __version__
+from alphastomics.attn_model.neighbourhood import smoothed_set
+from alphastomics.evaluation.baselines import spatial_knn_mean
+from alphastomics.evaluation.outline import outline_overlap
+from alphastomics.generation.anchors import with_anchors
+from alphastomics.generation.cells import InputCells, some_cells
+from alphastomics.generation.generate import Generated
+from alphastomics.generation.known_positions import known_in_slice
+from alphastomics.generation.predict import predict_cells, put_onto
+from alphastomics.utils.metrics import expression_scores, position_scores
+from benchmarks.defaults import SETS, slices_of
+
+SHARES = (0.01, 0.05, 0.2, 0.5)
+KNOWN = (0.1, 0.5, 0.8)
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+SHOWN = ("spearman_mean", "contact_precision_10pct", "knn_preservation")
+
+
+def scores_of(position: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    """Score positions in the frame of the truth, by distances and by outline."""
+    found = position_scores(position.astype(np.float32), true.astype(np.float32))
+    result = {name: found[name] for name in SHOWN}
+    return result | {"outline": float(outline_overlap(position[:, :2], true[:, :2]))}
+
+
+def knn_of_anchors(cells: InputCells, known: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """Predict by the anchors nearest in smoothed expression, of 10."""
+    values = torch.from_numpy(cells.expression)
+    smoothed = smoothed_set(values, rounds=3, neighbours=15, components=30).numpy()
+    near = PCA(30 if values.shape[1] >= 30 else None, random_state=0)
+    features = near.fit_transform(smoothed[:, -values.shape[1] :])
+    model = KNeighborsRegressor(min(10, int(known.sum())), weights="distance")
+    return model.fit(features[known], true[known]).predict(features)
+
+
+def by_anchors(
+    model: AlphaSTomics, cells: InputCells, estimate: Generated, share: float, seed: int
+) -> dict[str, dict[str, float]]:
+    """Score one slice with a share of anchors, from the model's estimate."""
+    assert cells.position is not None
+    true = cells.position.astype(np.float64)
+    order = np.random.default_rng(seed).permutation(len(true))
+    known = np.isin(np.arange(len(true)), order[: round(share * len(true))])
+    query = replace(cells, anchors=np.where(known[:, None], true, np.nan))
+    dims, rest = cells.dims, ~known
+
+    def anchored(**settings: Any) -> Generated:
+        chosen = model.config.sampling.model_copy(update=settings)
+        return with_anchors(query, estimate, chosen, seed, reflection=True)
+
+    found = anchored()
+    result = {
+        "mean": scores_of(found.position[rest, :dims], true[rest, :dims]),
+        "sample": scores_of(anchored(estimator="sample").position[rest, :dims], true[rest, :dims]),
+    }
+    error = np.linalg.norm(found.position - true, axis=1)[rest]
+    for level in LEVELS:
+        radii = anchored(radius_level=level).radii
+        assert radii is not None
+        result["mean"][f"covered {level}"] = float((error <= radii.radius[rest]).mean())
+    result["mean"]["rank"] = float(spearmanr(error, radii.radius[rest]).statistic)
+    put = put_onto(query, found, None, seed)
+    result["assigned"] = scores_of(put.position[rest, :dims], true[rest, :dims])
+    near = knn_of_anchors(cells, known, true)
+    result["k-NN of anchors"] = scores_of(near[rest, :dims], true[rest, :dims])
+    return result
+
+
+def expression_by_known(
+    model: AlphaSTomics, cells: InputCells, share: float, seed: int
+) -> dict[str, float]:
+    """Predict expression with a share of the slice known, beside the best-k mean."""
+    trained = model._trained()
+    assert cells.position is not None
+    order = np.random.default_rng(seed).permutation(len(cells.position))
+    number = round(share * len(order))
+    known, asked = (some_cells(cells, np.sort(rows)) for rows in (order[:number], order[number:]))
+    found = predict_cells(
+        trained.module, asked, "pos_to_expr", model.config.sampling, seed,
+        known=known_in_slice(asked, known, "known"),
+    ).generated  # fmt: skip
+    assert asked.position is not None
+    at = torch.as_tensor(asked.position[:, : cells.dims])
+    true, measured = torch.as_tensor(asked.expression), torch.as_tensor(cells.measured[0])
+
+    def r(values: Any) -> float:
+        predicted = torch.as_tensor(np.asarray(values, dtype=np.float32))
+        return expression_scores(predicted, true, measured, at)["pearson_gene_mean"]
+
+    means = {
+        k: r(
+            spatial_knn_mean(asked.position, known.position, known.expression, cells.measured, k=k)
+        )
+        for k in (5, 10, 20, 50, 100)
+    }
+    return {"alphastomics": r(found.expression), "best-k mean": max(means.values())}
+
+
+def run(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """Train, and score every test slice by all shares."""
+    chosen = SETS[name]
+    train, test = slices_of(folder, chosen, seed, hidden=False)
+    settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
+    model = AlphaSTomics(train, seed=seed, **settings).train()
+    result: dict[str, Any] = {}
+    for data in test:
+        cells = model._cells(data, model.config)
+        slice_name = str(data.obs["slice_id"].iloc[0])
+        assert cells.position is not None
+        estimate, sample = (
+            predict_cells(
+                model._trained().module, cells, "expr_to_pos",
+                model.config.sampling.model_copy(update={"estimator": estimator}), seed,
+            ).generated
+            for estimator in ("mean", "sample")
+        )  # fmt: skip
+        true = cells.position[:, : cells.dims]
+        alone = {
+            name: scores_of(part.position[:, : cells.dims], true)
+            for name, part in (("mean", estimate), ("sample", sample))
+        }
+        shares = {share: by_anchors(model, cells, estimate, share, seed) for share in SHARES}
+        known = {share: expression_by_known(model, cells, share, seed) for share in KNOWN}
+        result[slice_name] = {"positions": {0: alone, **shares}, "expression": known}
+        show(slice_name, result[slice_name])
+    return result
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """Print the scores of a slice."""
+    for share, methods in result["positions"].items():
+        for method, scores in methods.items():
+            values = ", ".join(f"{key} {value:.3f}" for key, value in scores.items())
+            print(f"{name}, {100 * share:g} % anchors, {method}: {values}", flush=True)
+    for share, scores in result["expression"].items():
+        values = ", ".join(f"{key} {value:.3f}" for key, value in scores.items())
+        print(f"{name}, {100 * share:g} % known: r by gene {values}", flush=True)
+
+
+def main() -> None:
+    """Run the sets that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--sets", nargs="+", default=[name for name in SETS if SETS[name]["test"]])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    results: dict[str, Any] = {"version": __version__, "torch": torch.__version__, "runs": {}}
+    for name in asked.sets:
+        for seed in asked.seeds:
+            results["runs"][f"{name}, seed {seed}"] = run(asked.data, name, seed)
+            if asked.json:
+                asked.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
