@@ -57,6 +57,10 @@ class LeftOutErrors(BaseModel):
         """Return how far off cells are expected to be."""
         return np.sqrt(self.constant + self.slope * dispersion**2)
 
+    def factor(self, level: float) -> float:
+        """Return the scales that hold a share of the cells."""
+        return conformal_factor(np.array(self.errors), level)
+
 
 def dispersion_of(
     cells: InputCells, rows: np.ndarray, estimate: Float[np.ndarray, "N 3"]
@@ -120,18 +124,24 @@ def errors_in(verdict: Mapping[str, Any], where: str) -> LeftOutErrors | None:
         raise InputError(f"{where}: damaged: position_errors are not as written") from error
 
 
+def scales_of(
+    cells: InputCells, generated: Generated, errors: LeftOutErrors
+) -> Float64[np.ndarray, " N"]:
+    """Return how far off the cells of all slices are expected to be."""
+    scale = np.zeros(len(cells.names))
+    for number in range(len(cells.slice_names)):
+        rows = cells.rows_of(number)
+        scale[rows] = errors.scale(dispersion_of(cells, rows, generated.position[rows]))
+    return scale
+
+
 def with_radii(
     cells: InputCells, generated: Generated, errors: LeftOutErrors | None, level: float
 ) -> Generated:
     """Give estimated positions of slices their radii, where held-out slices calibrate them."""
     if errors is None:
         return generated
-    factor = conformal_factor(np.array(errors.errors), level)
-    radius = np.full(len(cells.names), np.nan)
-    for number in range(len(cells.slice_names)):
-        rows = cells.rows_of(number)
-        scale = errors.scale(dispersion_of(cells, rows, generated.position[rows]))
-        radius[rows] = factor * scale
+    radius = errors.factor(level) * scales_of(cells, generated, errors)
     logger.info(
         "radii that hold %g %% of the cells are calibrated by what training held out (%s); other "
         "animals or techniques may be further off",

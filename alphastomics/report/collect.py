@@ -16,6 +16,7 @@ from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import largest_set
 from alphastomics.generation.generate import Generated, generate, modes_of
+from alphastomics.generation.left_out import LeftOutErrors, scales_of, with_radii
 from alphastomics.geometry import best_rotation
 from alphastomics.report.diagnostics import look_inside
 from alphastomics.report.findings import (
@@ -32,6 +33,7 @@ PATH_CELLS, PATH_STEPS = 3000, 30
 # True cells that new ones are compared with: enough for every kind of cell.
 COMPARED_CELLS = 4000
 COMPONENTS = 30
+COVERAGE_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 def collect_findings(
@@ -46,6 +48,7 @@ def collect_findings(
     scores: Scores | None,
     curves: dict[str, Curve],
     generated: Mapping[Mode, Generated],
+    errors: LeftOutErrors | None = None,
 ) -> Findings:
     """Put together what was generated, and look inside the network.
 
@@ -61,12 +64,14 @@ def collect_findings(
         What was found before.
     generated
         Cells of the modes to show, as `generate_for_page` returns them.
+    errors
+        What training found on held-out slices, which radii are calibrated by.
     """
     able, missing = modes_of(module), {}
     positions = predicted = new = path = None
     largest = max(range(len(cells.slice_names)), key=lambda number: len(cells.rows_of(number)))
     if EXPR_TO_POS.name in generated:
-        positions = predicted_positions(generated[EXPR_TO_POS.name], cells, settings)
+        positions = predicted_positions(generated[EXPR_TO_POS.name], cells, settings, errors)
         path = denoising_path(module, cells, largest, settings, seed)
         if positions.std is None:
             missing["std"] = "one sample only (sampling.num_samples): there is no std"
@@ -113,7 +118,10 @@ def generate_for_page(
 
 
 def predicted_positions(
-    generated: Generated, cells: InputCells, settings: SamplingConfig
+    generated: Generated,
+    cells: InputCells,
+    settings: SamplingConfig,
+    errors: LeftOutErrors | None = None,
 ) -> PredictedPositions:
     """Rotate each slice of predicted positions onto its truth."""
     assert cells.position is not None
@@ -129,7 +137,17 @@ def predicted_positions(
         ).numpy()
     error = np.linalg.norm(position - cells.position, axis=1)
     std = np.linalg.norm(generated.position_std[:, :dims], axis=1)
-    return PredictedPositions(position, error, std if settings.num_samples > 1 else None)
+    radii, coverage = None, list[tuple[float, float]]()
+    if errors is not None and settings.estimator == "mean":
+        radii = with_radii(cells, generated, errors, settings.radius_level).radii
+        scale = scales_of(cells, generated, errors)
+        coverage = [
+            (level, float(np.mean(error <= errors.factor(level) * scale)))
+            for level in COVERAGE_LEVELS
+        ]
+    return PredictedPositions(
+        position, error, std if settings.num_samples > 1 else None, radii, tuple(coverage)
+    )
 
 
 def new_tissue(generated: Generated, cells: InputCells, seed: int) -> NewTissue:

@@ -26,6 +26,7 @@ from alphastomics.generation.commands import (
 )
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.generate import Generated
+from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
@@ -127,6 +128,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
         scores=scores,
         curves={} if folder is None else read_curves(folder.metrics),
         generated=generated,
+        errors=read_errors(checkpoint),
     )
     if is_processed(request.input_data):
         logger.info("%s", NO_COLUMNS)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from alphastomics.generation.cells import InputCells
+from alphastomics.generation.radii import Radii
 
 Scores = dict[str, dict[str, dict[str, float]]]
 
@@ -22,11 +23,17 @@ class PredictedPositions:
         Distance from the true position.
     std
         Root of the summed variances of the samples; None when there was one sample only.
+    radii
+        Radii that hold the true position of a share of the cells, where they are calibrated.
+    coverage
+        The share that a level promises, and the share that its radii hold.
     """
 
     position: Float[np.ndarray, "N 3"]
     error: Float[np.ndarray, " N"]
     std: Float32[np.ndarray, " N"] | None
+    radii: Radii | None = None
+    coverage: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -289,8 +289,21 @@ def predicted_position_data(
         "error_median": float(np.median(predicted.error)),
         "std": None if std is None else spanned(std[rows]),
         "calibration": compared,
+        "radius": radius_data(predicted, rows),
         "by_group": error_by_group(groups, predicted.error, std),
     }
+
+
+def radius_data(
+    predicted: PredictedPositions, rows: Int64[np.ndarray, " M"]
+) -> dict[str, Any] | None:
+    """Pack calibrated radii, and what they promise beside what they hold; None without any."""
+    radii = predicted.radii
+    if radii is None or not np.isfinite(radii.radius).all():
+        return None
+    level, covered = zip(*predicted.coverage, strict=True)
+    calibrated = {"by": radii.calibrated_by, "level": level, "covered": covered}
+    return {"map": spanned(radii.radius[rows]), "share": radii.level, **calibrated}
 
 
 def cell_data(

@@ -118,7 +118,9 @@ function showPositions() {
   if (!data.predicted_position) return absent(body, "Not shown", data.missing.predicted_position);
   const panels = [{ title: "True tissue", position: data.position }, { title: "Predicted by the model", position: data.predicted_position.position }];
   const measures = [byValue("Error", data.predicted_position.error, 2, INFERNO, data.unit)];
-  if (data.predicted_position.std) measures.push(byValue("Std of the samples", data.predicted_position.std, 2, VIRIDIS, data.unit));
+  const { radius } = data.predicted_position;
+  if (radius) measures.push(byValue(radiusTitle(radius), radius.map, 2, VIRIDIS, data.unit));
+  else if (data.predicted_position.std) measures.push(byValue("Std of the samples", data.predicted_position.std, 2, VIRIDIS, data.unit));
   tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byColumns(2), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
 }
 
@@ -128,22 +130,36 @@ function showPath() {
   new Player(body, data.path, data.types);
 }
 
+function radiusTitle(radius) {
+  return `Radius that holds ${shortNumber(100 * radius.share)} % of the cells`;
+}
+
 function showErrors() {
   const body = bodyOf("errors");
   if (!data.predicted_position) return absent(body, "Not shown", data.missing.predicted_position);
-  const { error, std, calibration } = data.predicted_position;
-  const sides = [["Error: distance from the true position", error], ...(std ? [["Std of the samples", std]] : [])];
+  const { error, std, calibration, radius } = data.predicted_position;
+  const second = radius ? [[radiusTitle(radius), radius.map]] : std ? [["Std of the samples", std]] : [];
+  const sides = [["Error: distance from the true position", error], ...second];
   // A scale of its own for each map: the std is far smaller than the error, and would be one colour.
   const scales = sides.map(([label, entry], side) => ({ label, low: 0, high: entry.high, colours: [INFERNO, VIRIDIS][side], unit: data.unit }));
   const both = { label: "Distance", group: "Cells", scales, arrays: async () => Promise.all(sides.map(async ([, entry]) => shares(await unpack(entry), 0, entry.high))) };
   tissues(body, { panels: sides.map(([title]) => ({ title, position: data.position })), choices: [both], height: Math.round(sideHeight * 0.8) });
   showErrorsByGroup(body);
+  const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
+  const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
+  const share = (title) => axis(title, { range: [0, 1], tickformat: ".0%" });
+  if (radius) {
+    body.append(element("p", { className: "note", id: "calibrated", text: `Radii are calibrated (${radius.by}). They hold for slices like those; on slices of another animal or technique cells may be further off.` }));
+    const row = body.appendChild(element("div", { className: "row" }));
+    return chart(row, 300, () => ({
+      traces: [line([0, 1], [0, 1]), points(radius.level, radius.covered, "promised %{x:.0%}<br>held %{y:.0%}<extra></extra>")],
+      layout: { xaxis: share("share of cells that the radius promises to hold"), yaxis: share("share that it holds here") },
+    }), "Coverage", "On the dotted line the radii are right; below it they are too small for these cells.");
+  }
   if (!std) return absent(body, "No uncertainty", data.missing.std);
   body.append(element("p", { className: "note", id: "uncalibrated", text: `The std of the samples is not calibrated${calibration.ratio === null ? "" : `: errors are ${shortNumber(calibration.ratio)} times as large`}. Do not read it as a confidence interval; it ranks cells at most.` }));
   const row = body.appendChild(element("div", { className: "row" }));
   const most = Math.max(...calibration.std, ...calibration.error) * 1.06;
-  const line = (x, y) => ({ x, y, mode: "lines", line: { color: cssColour("--rest"), dash: "dot", width: 1.5 }, hoverinfo: "skip" });
-  const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
   const factor = calibration.ratio === null ? "" : ` Errors are ${shortNumber(calibration.ratio)} × the std over all cells.`;
   const follows = calibration.correlation === null ? "" : ` Std and error of single cells: Spearman ${shortNumber(calibration.correlation)}.`;
   chart(row, 300, () => ({
@@ -152,7 +168,7 @@ function showErrors() {
   }), "Cells grouped by std", `On the dotted line the std is right; above it the model is too sure.${factor}${follows}`);
   chart(row, 300, () => ({
     traces: [line([0, 1], [0, 1]), points(calibration.level, calibration.covered, "expected %{x:.0%}<br>observed %{y:.0%}<extra></extra>")],
-    layout: { xaxis: axis("share of cells expected within the region", { range: [0, 1], tickformat: ".0%" }), yaxis: axis("share observed", { range: [0, 1], tickformat: ".0%" }) },
+    layout: { xaxis: share("share of cells expected within the region"), yaxis: share("share observed") },
   }), "Coverage", "Regions that should hold this share of the cells, were errors Gaussian with the std, against the share that they hold. Below the line the model is too sure.");
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alphastomics.generation.radii import Radii
 from alphastomics.report.findings import ObsColumn
 from alphastomics.report.page import SCRIPTS
 from alphastomics.report.prepare import page_data
@@ -75,3 +76,18 @@ def test_cells_without_types_are_coloured_by_clusters(tmp_path):
     assert "Cluster" in page["options"]
     assert "k-means clusters" in page["note"]
     assert "Median error by cluster" in page["text"]["errors"]
+
+
+def test_calibrated_radii_stand_where_the_std_would(tmp_path):
+    findings = make_findings(make_cells(240))
+    radii = Radii(np.linspace(20, 60, 240), 0.9, "held out: slice b")
+    predicted = replace(
+        findings.predicted_position, radii=radii, coverage=((0.5, 0.45), (0.9, 0.93))
+    )
+    page = shown(replace(findings, predicted_position=predicted), tmp_path)
+    text = page["text"]["errors"]
+    assert "Radius that holds 90 % of the cells (µm)" in text
+    assert "Radii are calibrated (held out: slice b)" in text
+    assert "is not calibrated" not in text
+    assert "Std of the samples" not in text
+    assert "Radius that holds 90 % of the cells" in page["options"]
