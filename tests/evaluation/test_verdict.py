@@ -62,6 +62,23 @@ def test_oracles_chance_and_our_own_samples_are_no_rivals():
     assert (verdict.grade, verdict.best_baseline) == ("good", "ridge")
 
 
+@pytest.mark.parametrize(
+    ("auc", "grade", "words"),
+    [
+        (0.69, "good", "AUC 0.69 (other real cells 0.80): good"),
+        # A fifth of the pairs of real cells are confused; here more than 0.6 of that, 0.2, less.
+        (0.87, "good", "AUC 0.87 (other real cells 0.80): good: hardly more than other real cells"),
+        (0.89, "partly separable", "usable for simulations, not as data"),
+        (0.97, "separable", "do not use it as data"),
+    ],
+)
+def test_where_real_cells_are_separable_the_difference_counts(auc, grade, words):
+    methods = {"alphastomics": {"auc_cells": auc}, "real, other slice": {"auc_cells": 0.8}}
+    (verdict,) = verdicts({"joint": methods})
+    assert verdict.grade == grade
+    assert verdict.sentence.endswith(words)
+
+
 def test_what_half_of_the_slice_would_tell_stands_beside_the_score():
     verdict = judged("expr_to_pos", 0.2, **{"ridge": 0.1, "half of the slice known": 0.42})
     assert verdict.sentence == (

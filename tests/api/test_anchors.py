@@ -1,0 +1,72 @@
+"""Anchors in a notebook: every way to name them gives the same positions, and leaves with them."""
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphastomics import AlphaSTomics
+from alphastomics.errors import InputError
+
+
+@pytest.fixture
+def known() -> np.ndarray:
+    return np.isin(np.arange(90), np.random.default_rng(2).permutation(90)[:40])
+
+
+def test_a_column_a_table_an_anndata_and_nan_name_the_same_anchors(
+    model: AlphaSTomics, slices: list[anndata.AnnData], known: np.ndarray
+):
+    data = slices[0]
+    true = np.asarray(data.obsm["spatial"], dtype=np.float64).copy()
+    data.obs["known"] = known
+    position = model.predict_positions(data, anchors="known")
+    np.testing.assert_allclose(position[known], true[known], rtol=1e-6)
+    assert np.isfinite(data.obs["position_radius_90"]).all()
+    np.testing.assert_array_equal(data.obs["position_is_anchor"], known)
+    table = pd.DataFrame(true[known], index=data.obs_names[known], columns=["x", "y"])
+    for anchors in (table, data[known].copy()):
+        again = model.predict_positions(slices[0].copy(), anchors=anchors)
+        np.testing.assert_allclose(again, position, rtol=1e-5)
+    data.obsm["spatial"] = np.where(known[:, None], true, np.nan)
+    np.testing.assert_allclose(model.predict_positions(data), position, rtol=1e-5)
+    # What was known of an earlier prediction does not stay with another one.
+    data.obsm["spatial"] = true
+    model.predict_positions(data)
+    assert "position_radius_90" not in data.obs
+    assert "position_is_anchor" not in data.obs
+    assert "known" in data.obs
+
+
+def test_a_level_names_its_column(model, slices, known):
+    data = slices[0]
+    data.obs["known"] = known
+    model.predict_positions(data, anchors="known", radius_level=0.5)
+    assert "position_radius_50" in data.obs
+
+
+def test_known_cells_of_a_slice_inform_expression_at_other_positions(model, slices, known):
+    here, asked = slices[0][known].copy(), slices[0][~known].copy()
+    with_known = model.predict_expression(asked, anchors=here)
+    bare = model.predict_expression(np.asarray(asked.obsm["spatial"]), anchors=here)
+    np.testing.assert_allclose(bare.layers["generated"], with_known, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("anchors", "words"),
+    [
+        ("nothing", "neither a file nor a column of obs"),
+        ([1, 2, 3], "anchors: expected an AnnData, a table"),
+        (pd.DataFrame({"x": [1.0], "y": [2.0]}, index=["nobody"]), "name no cell of the input"),
+    ],
+)
+def test_what_is_no_anchor_is_refused(model, slices, anchors, words):
+    with pytest.raises(InputError, match=words):
+        model.predict_positions(slices[0], anchors=anchors)
+    assert "spatial_pred" not in slices[0].obsm
+
+
+def test_anchors_and_a_reference_are_two_frames(model, slices, known):
+    slices[0].obs["known"] = known
+    with pytest.raises(InputError, match="give one of both"):
+        model.predict_positions(slices[0], anchors="known", reference=slices[1])
