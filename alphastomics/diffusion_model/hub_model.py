@@ -77,6 +77,9 @@ def record_beside(checkpoint: Path) -> dict[str, Any]:
     scores = checkpoint.with_name(f"{checkpoint.stem}_scores.json")
     if scores.is_file():
         record["scores"] = read_record(scores)
+    verdict = checkpoint.resolve().parent.parent / "verdict.json"
+    if verdict.is_file():
+        record["verdict"] = read_record(verdict)
     return record
 
 

@@ -91,6 +91,9 @@ def regressed_positions(
         _regressor(regressor, known_x.shape, seed), transformer=StandardScaler()
     )
     model.fit(known_x, y)
+    if regressor in SPLIT_FEATURES:
+        # Threads add up the trees in any order, which changes the last digits.
+        model.regressor_[-1].set_params(n_jobs=1)
     return torch.from_numpy(np.asarray(model.predict(x), dtype=np.float64))
 
 

@@ -21,7 +21,12 @@ from sklearn.ensemble import ExtraTreesRegressor
 from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.config import SamplingConfig
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.frame import KnownPositions, fitted, require_a_frame
+from alphastomics.generation.frame import (
+    LEAST_EXTENT,
+    KnownPositions,
+    fitted,
+    require_a_frame,
+)
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.kernel_regression import KernelRegression
 from alphastomics.generation.radii import Radii, conformal_factor, least_cells
@@ -38,6 +43,8 @@ ESTIMATE_SHARE = 0.05
 TREE_ANCHORS = 20_000
 # Anchors whose errors say how far off a cell near them is, drawn towards the mean of all.
 NEAREST, PRIOR = 30, 10
+# Fewer of them fit the frame so closely that their errors are too small.
+LEAST_ANCHORS = 20
 SMALLEST = 1e-12
 
 
@@ -83,7 +90,8 @@ def with_anchors(
         rows = cells.rows_of(number)
         if not known[rows].any():
             logger.warning(
-                "slice %s: has no anchors: its positions stay centred, in a frame of their own",
+                "slice %s: has no anchors: its positions are the model's mean, centred, in a frame "
+                "of their own, without a radius",
                 name,
             )
             continue
@@ -95,7 +103,11 @@ def with_anchors(
         position[rows[known[rows]]] = anchors[rows[known[rows]]]
         std[rows, : cells.dims] = result.std
         factor = conformal_factor(result.errors, settings.radius_level)
-        radius[rows] = np.where(known[rows], 0, result.scale * factor)
+        # What holds about the estimate holds about a sample within so much more.
+        away = np.linalg.norm(position[rows, : cells.dims] - result.position, axis=1)
+        radius[rows] = np.where(known[rows], 0, result.scale * factor + away)
+        if len(result.errors) < LEAST_ANCHORS:
+            radius[rows[~known[rows]]] = np.nan
         say_calibration(name, len(result.errors), settings.radius_level)
     radii = Radii(radius, settings.radius_level, "anchors", known)
     return replace(generated, position=position, position_std=std, radii=radii)
@@ -104,11 +116,12 @@ def with_anchors(
 def say_calibration(name: str, anchors: int, level: float) -> None:
     """Say what positions were found by, or that too few anchors are there to calibrate them."""
     share = 100 * level
-    if anchors < least_cells(level):
+    least = max(least_cells(level), LEAST_ANCHORS)
+    if anchors < least:
         logger.warning(
             "slice %s: %d anchors are too few for a radius that holds %g %% of the cells: at least "
             "%d are needed, and the radius is left empty",
-            *(name, anchors, share, least_cells(level)),
+            *(name, anchors, share, least),
         )
         return
     logger.info(
@@ -129,10 +142,12 @@ def anchored_slice(
 ) -> AnchoredSlice:
     """Predict the positions of one slice by those that are known."""
     assert cells.anchors is not None
-    dims = cells.dims
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
     where = f"anchors: slice {name}"
+    # A section may be stored with its height: it is planar all the same.
+    flat = np.ptp(at[:, 2]) <= LEAST_EXTENT * np.ptp(at, axis=0).max()
+    dims = 2 if flat else cells.dims
     require_a_frame(at, where, dims, dims, reflection=reflection)
     estimate = estimate.copy()
     estimate[:, dims:] = 0
@@ -151,28 +166,38 @@ def anchored_slice(
             *(where, fit.scale),
         )
     prior = fit.apply(estimate)[:, :dims]
-    regression = AnchorRegression(
-        features_of(cells, rows, estimate[:, :dims]), prior, known, at[:, :dims], seed
+    features = features_of(cells, rows, estimate[:, :dims])
+    result = AnchorRegression(features, prior, known, at[:, :dims], seed).result()
+    height = np.full((len(rows), cells.dims - dims), at[0, 2])
+    return result._replace(
+        position=np.hstack([result.position, height]), std=np.hstack([result.std, 0 * height])
     )
-    return regression.result()
 
 
 def features_of(
     cells: InputCells, rows: np.ndarray, estimate: Float64[np.ndarray, "N D"]
 ) -> "Features":
     """Return what the fits see of each cell: expression, smoothed expression, the estimate."""
+    both, pca = expression_features(cells, rows)
+    size = max(float(estimate.std()), SMALLEST)
+    scaled = (estimate - estimate.mean(0)) / size
+    repeated = np.repeat(scaled, max(int(ESTIMATE_SHARE * both.shape[1]), 1), axis=1)
+    return Features(
+        np.hstack([pca, scaled]),
+        np.hstack([both, repeated.astype(np.float32)]),
+    )
+
+
+def expression_features(
+    cells: InputCells, rows: np.ndarray
+) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N C"]]:
+    """Return own and smoothed expression of a slice, and its leading components, the first of 1."""
     measured = cells.measured[cells.slice_id[rows[0]]]
     own = np.ascontiguousarray(cells.expression[rows][:, measured])
     smoothed = smoothed_set(torch.from_numpy(own), **SMOOTHING).numpy()
     both = np.hstack([own, smoothed])
     pca = PCA(min(COMPONENTS, *both.shape), random_state=0).fit_transform(both)
-    size = max(float(estimate.std()), SMALLEST)
-    scaled = (estimate - estimate.mean(0)) / size
-    repeated = np.repeat(scaled, max(int(ESTIMATE_SHARE * both.shape[1]), 1), axis=1)
-    return Features(
-        np.hstack([pca / max(float(pca[:, 0].std()), SMALLEST), scaled]),
-        np.hstack([both, repeated.astype(np.float32)]),
-    )
+    return both, pca / max(float(pca[:, 0].std()), SMALLEST)
 
 
 class Features(NamedTuple):
@@ -231,8 +256,11 @@ class AnchorRegression:
         squares = self.residual**2
         nearest = min(NEAREST, len(squares) - 1)
         of_anchors = tree.query(x[self.known], k=range(2, nearest + 2))[1]
-        own = _drawn_to_mean(squares, of_anchors)
-        variance = _drawn_to_mean(squares, tree.query(x, k=range(1, nearest + 1))[1])
+        # An anchor's own error is not among those that its scale is made of.
+        others = (squares.sum(0) - squares) / (len(squares) - 1)
+        own = _drawn_to_mean(squares, of_anchors, others)
+        near = tree.query(x, k=range(1, nearest + 1))[1]
+        variance = _drawn_to_mean(squares, near, squares.mean(0))
         position = self.predicted.copy()
         position[self.known], variance[self.known] = self.position, 0
         errors = np.sqrt(squares.sum(1)) / np.maximum(np.sqrt(own.sum(1)), SMALLEST)
@@ -240,10 +268,10 @@ class AnchorRegression:
 
 
 def _drawn_to_mean(
-    squares: Float64[np.ndarray, "M D"], near: np.ndarray
+    squares: Float64[np.ndarray, "M D"], near: np.ndarray, usual: Float64[np.ndarray, "..."]
 ) -> Float64[np.ndarray, "N D"]:
     """Average squared errors over the nearest anchors, and a little over all."""
-    total = squares[near].sum(1) + PRIOR * squares.mean(0)
+    total = squares[near].sum(1) + PRIOR * usual
     return total / (near.shape[1] + PRIOR)
 
 

@@ -210,6 +210,18 @@ def read_query(
     )
 
 
+def require_all_positions(cells: InputCells, what: object) -> None:
+    """Refuse cells without coordinates, or some of which have none."""
+    if cells.anchors is not None and cells.position is None:
+        missing = int(np.isnan(cells.anchors).any(1).sum())
+        raise InputError(f"{what}: {missing} of its cells have no position (NaN): leave them out")
+    if cells.position is None:
+        raise InputError(
+            f"{what}: has no coordinates to compare with; name them with the config's "
+            "data.preprocessing.position_key"
+        )
+
+
 def labels_of(numbers: Int[np.ndarray, " N"], names: Sequence[str]) -> np.ndarray:
     """Return the names of cell types; the number -1 is of none that is known."""
     return np.array([*names, "unknown"], dtype=object)[numbers]

@@ -156,7 +156,8 @@ def sample(
         raise InputError("--reference, --landmarks: pos_to_expr has no positions; leave it out")
     target = default_output(input_data) if output is None else output
     require_target(target, overwrite=overwrite)
-    require_not_read(target, checkpoint, input_data, *(frame[:2] if frame else ()))
+    read = [checkpoint, input_data, *(frame[:2] if frame else ())]
+    require_not_read(target, *read, None if anchors is None else Path(anchors))
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     if input_data is None:
@@ -260,6 +261,8 @@ def with_known(
     if path.suffix == ".csv" and TASKS[mode] is EXPR_TO_POS:
         return anchors_of_csv(cells, path), training
     known = read_cells(path, around.module, around.genes, around.config, "test")
+    if around.config.sampling.estimator == "sample" and TASKS[mode] is not EXPR_TO_POS:
+        logger.warning("--anchors: samples of expression do not see them: not used")
     if TASKS[mode] is EXPR_TO_POS:
         return anchors_of_cells(cells, known, str(path)), training
     return cells, known_in_slice(cells, known, str(path))

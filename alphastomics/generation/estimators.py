@@ -37,7 +37,7 @@ class MeanAndSample:
 
     def by(self, estimator: str) -> Generated:
         """Return what `generate` gives with this estimator."""
-        return self.estimate if estimator == "mean" else self.sample
+        return self.sample if estimator == "sample" else self.estimate
 
 
 def mean_and_sample(

@@ -39,7 +39,12 @@ from alphastomics.generation.baselines import (
     expression_baselines,
     position_baselines,
 )
-from alphastomics.generation.cells import InputCells, centred, with_enough_cells
+from alphastomics.generation.cells import (
+    InputCells,
+    centred,
+    require_all_positions,
+    with_enough_cells,
+)
 from alphastomics.generation.estimators import MeanAndSample, mean_and_sample
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.expected_time import say_expected_time
@@ -123,8 +128,7 @@ def evaluate(
 
 def scorable(cells: InputCells, what: str) -> InputCells:
     """Return the slices that can be scored; refuse cells without coordinates, or too few."""
-    if cells.position is None:
-        raise InputError(f"{what}: has no coordinates to compare with")
+    require_all_positions(cells, what)
     return with_enough_cells(cells, NEIGHBOURS + 1, what)
 
 

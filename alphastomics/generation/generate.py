@@ -122,9 +122,10 @@ def generate(
     """
     require_mode(module, mode, cells)
     task = TASKS[mode]
+    if settings.estimator == "assigned":  # by what comes after
+        settings = settings.model_copy(update={"estimator": "mean"})
     if not task.is_conditional:
-        # Nothing is given: the mean of all tissues is no tissue, and no cell has a counterpart in
-        # another sample that it could be compared with.
+        # The mean of all tissues is no tissue, and no cell has a counterpart in another sample.
         settings = settings.model_copy(update={"estimator": "sample", "num_samples": 1})
     arrays = Arrays.for_cells(cells, mode)
     ways = (1, settings.num_steps) if settings.estimator == "mean" else (settings.num_steps,)
@@ -175,11 +176,10 @@ def with_drawn(
 
 def with_context(generated: "Generated", context: ContextPrediction) -> "Generated":
     """Put what the training cells around say instead of what the network says alone."""
-    covered = context.covered[:, None]
     return replace(
         generated,
-        expression=np.where(covered, context.expression, generated.expression),
-        expression_std=np.where(covered, context.std, generated.expression_std),
+        expression=np.where(context.covered, context.expression, generated.expression),
+        expression_std=np.where(context.covered, context.std, generated.expression_std),
     )
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
-from alphastomics.generation.frame import read_landmarks, require_names
+from alphastomics.generation.frame import are_row_numbers, read_landmarks, require_names
 
 COLUMNS = ("x", "y", "z")
 
@@ -26,6 +26,13 @@ def anchors_of_cells(cells: InputCells, known: InputCells, source: str) -> Input
     position = known.anchors if known.position is None else known.position
     if position is None:
         raise InputError(f"{source}: has no coordinates; anchors are cells whose position is known")
+    counted = are_row_numbers(known.names) and are_row_numbers(cells.names)
+    if counted and len(known.names) != len(cells.names):
+        raise InputError(
+            f"{source}: its cells are named by their row, as the input's are, and would be taken "
+            "for others: give both the cells' own names (obs_names)"
+        )
+    require_once(known.names, source)
     by_name = {
         name: tuple(at[: known.dims])
         for name, at in zip(known.names, position.tolist(), strict=True)
@@ -39,6 +46,7 @@ def anchors_by_name(
 ) -> InputCells:
     """Make anchors of the cells that are named."""
     require_names(source, "anchors", positions, cells.names)
+    require_once([name for name in cells.names if name in positions], "the input")
     at = np.full((len(cells.names), 3), np.nan)
     for row, name in enumerate(cells.names):
         if name in positions:
@@ -57,8 +65,11 @@ def anchors_of_column(cells: InputCells, obs: Any, column: str) -> InputCells:
             "True and False"
         )
     marks = obs[column]
-    if marks.dtype != bool:
+    if marks.dtype not in (bool, "boolean") or marks.isna().any():
         raise InputError(f"--anchors {column}: obs[{column!r}] is not a column of True and False")
+    marks = marks.astype(bool)
+    if not marks.any():
+        raise InputError(f"--anchors {column}: obs[{column!r}] marks no cell")
     position = cells.anchors if cells.position is None else cells.position
     if position is None:
         raise InputError(f"--anchors {column}: the input has no coordinates for them")
@@ -77,9 +88,23 @@ def anchors_of_table(cells: InputCells, table: Any) -> InputCells:
     dims = sum(name in table for name in COLUMNS)
     if not {"x", "y"} <= set(table.columns):
         raise InputError("anchors: expected a table with the columns x, y and, in space, z")
-    values = finite_rows(table[list(COLUMNS[:dims])].to_numpy(dtype=np.float64, na_value=np.nan))
+    try:
+        values = table[list(COLUMNS[:dims])].to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise InputError("anchors: coordinates are numbers; the table holds others") from error
+    values = finite_rows(values)
     names = [str(name) for name in table.index]
+    require_once(names, "anchors")
     return anchors_by_name(cells, dict(zip(names, values.tolist(), strict=True)), dims, "anchors")
+
+
+def require_once(names: Sequence[str], source: str) -> None:
+    """Refuse names of anchors that stand for two cells."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{source}: cell {name!r} is there twice; anchors need unique names")
+        seen.add(name)
 
 
 def finite_rows(values: Float64[np.ndarray, "N D"]) -> Float64[np.ndarray, "N D"]:

@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float64
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.optimize import nnls
+from scipy.spatial import cKDTree
 
-from alphastomics.attn_model.neighbourhood import nearest_cells
 from alphastomics.diffusion_model.run_folder import read_record
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import aligned
-from alphastomics.generation.anchors import features_of
+from alphastomics.generation.anchors import expression_features
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.radii import Radii, conformal_factor
 
 logger = logging.getLogger(__name__)
 
-NEIGHBOURS = 15
+NEIGHBOURS, COMPARED_CELLS = 15, 2_000
 # Sorted errors that are kept: enough for the level 0.99.
 KEPT_ERRORS = 500
 SMALLEST = 1e-12
@@ -67,10 +66,12 @@ def dispersion_of(
 ) -> Float64[np.ndarray, " N"]:
     """Root mean square distance of the estimates of each cell's nearest cells by expression."""
     at = estimate.astype(np.float64)[:, : cells.dims]
-    expression = features_of(cells, rows, at).kernel[:, : -cells.dims]
-    count = min(NEIGHBOURS, len(rows))
-    near = nearest_cells(torch.from_numpy(expression.astype(np.float32)), count).numpy()
-    return np.sqrt(at[near].var(1).sum(1))
+    _, expression = expression_features(cells, rows)
+    # As many to choose from as where it was calibrated: of more cells the nearest are nearer.
+    some = np.random.default_rng(0).permutation(len(rows))[:COMPARED_CELLS]
+    count = min(NEIGHBOURS, len(some))
+    near = cKDTree(expression[some]).query(expression, k=range(1, count + 1))[1]
+    return np.sqrt(at[some][near].var(1).sum(1))
 
 
 def errors_of(cells: InputCells, generated: Generated, held_out: str) -> LeftOutErrors | None:
@@ -104,7 +105,7 @@ def read_errors(checkpoint: Path) -> LeftOutErrors | None:
 
     A checkpoint that was moved away from its run has no radii.
     """
-    for path in (checkpoint, checkpoint.parent.parent):
+    for path in (checkpoint, checkpoint.resolve().parent.parent):
         if (path / "verdict.json").is_file():
             return errors_in(read_record(path / "verdict.json"), str(path / "verdict.json"))
         if (path / "record.json").is_file():
@@ -140,6 +141,12 @@ def with_radii(
 ) -> Generated:
     """Give estimated positions of slices their radii, where held-out slices calibrate them."""
     if errors is None:
+        return generated
+    if np.isnan(errors.factor(level)):
+        logger.warning(
+            "training held out too few cells for radii that hold %g %% of them: none are written",
+            100 * level,
+        )
         return generated
     radius = errors.factor(level) * scales_of(cells, generated, errors)
     logger.info(

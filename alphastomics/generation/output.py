@@ -60,6 +60,9 @@ def write_generated_pt(
         content["counts"] = torch.tensor(generated.counts)
     if generated.radii is not None:
         content[generated.radii.key] = torch.tensor(generated.radii.radius)
+        content["radius_calibrated_by"] = generated.radii.calibrated_by
+        if generated.radii.anchored is not None:
+            content[ANCHOR_KEY] = torch.tensor(generated.radii.anchored)
     if frame_fits:
         table = frame_table(frame_fits)["frame"]
         content["frame"] = {
@@ -144,7 +147,7 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
         del data.obs[column]
     radii = generated.radii
     record: dict[str, Any] = {"spatial_std_calibrated": True}
-    if radii is None or radii.anchored is None:
+    if radii is None or radii.anchored is None or np.isnan(radii.radius).any():
         record = {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
     if radii is None:
         return record

@@ -49,7 +49,11 @@ def require_known(cells: InputCells, mode: Mode) -> None:
 def require_placeable(
     cells: InputCells, mode: Mode, settings: SamplingConfig, frame: Landmarks | Reference | None
 ) -> None:
-    """Refuse an assignment onto nothing."""
+    """Refuse two frames, and an assignment onto nothing."""
+    if cells.anchors is not None and frame is not None:
+        raise InputError(
+            "--reference, --landmarks: the input has anchors, which are a frame; leave one out"
+        )
     if settings.estimator != "assigned":
         return
     if TASKS[mode] is not EXPR_TO_POS:
@@ -119,11 +123,14 @@ def predict_cells(
 def scaled_radii(
     cells: InputCells, generated: Generated, frame_fits: Sequence[FrameFit]
 ) -> Generated:
-    """Let radii grow or shrink with their slices."""
+    """Let radii grow or shrink with their slices; they say nothing of the frame's own error."""
     if generated.radii is None:
         return generated
     scale = np.array([fit.transform.scale for fit in frame_fits])[cells.slice_id]
-    radii = generated.radii._replace(radius=generated.radii.radius * scale)
+    radii = generated.radii._replace(
+        radius=generated.radii.radius * scale,
+        calibrated_by=f"{generated.radii.calibrated_by}; without the error of the frame",
+    )
     return replace(generated, radii=radii)
 
 

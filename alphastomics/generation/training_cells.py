@@ -5,6 +5,7 @@ serve as baselines, and expression at positions in their frame is predicted from
 """
 
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,11 +43,11 @@ _fitted: WeakKeyDictionary[AlphaSTomicsModule, dict[tuple[object, ...], SpatialC
 
 
 class ContextPrediction(NamedTuple):
-    """Expected expression and its std, and which cells (N) have one."""
+    """Expected expression and its std, and which values (N, G) have one."""
 
     expression: Float32[np.ndarray, "N G"]
     std: Float32[np.ndarray, "N G"]
-    covered: Bool[np.ndarray, " N"]
+    covered: Bool[np.ndarray, "N G"]
 
 
 def training_cells(
@@ -113,16 +114,16 @@ def predict_from_context(
     """
     shape = cells.expression.shape
     values, std = (np.zeros(shape, np.float32) for _ in range(2))
-    covered = np.zeros(shape[0], dtype=bool)
+    covered = np.zeros(shape, dtype=bool)
     if known is None or known.position is None or cells.position is None:
         return ContextPrediction(values, std, covered)
     for number, name in enumerate(cells.slice_names):
         chosen, across = known_around(name, known)
         if chosen.sum() < LEAST_KNOWN:
             logger.info(
-                "slice %s: no training cells lie in its frame: its expression is predicted by the "
-                "network alone, which knows the position within the slice",
-                name,
+                "slice %s: fewer than %d known cells lie in its frame: its expression is predicted "
+                "by the network alone, which knows the position within the slice",
+                *(name, LEAST_KNOWN),
             )
             continue
         rows = cells.rows_of(number)
@@ -139,7 +140,9 @@ def predict_from_context(
         context = fitted_context(module, known, chosen, seed, across=across)
         values[rows] = context.predict(position)
         std[rows] = context.std
-        covered[rows] = True
+        # Genes that no known cell measured are left to the network.
+        there = known.measured[np.unique(known.slice_id[chosen])].any(0)
+        covered[np.ix_(rows, there)] = True
     return ContextPrediction(values, std, covered)
 
 
@@ -179,9 +182,10 @@ def fitted_context(
     """Fit a context to some of the training cells, or remember it."""
     slices = tuple(np.unique(known.slice_id[chosen]).tolist())
     assert known.position is not None
-    # Scores move all positions to an origin of their own.
-    first = tuple(known.position[np.argmax(chosen)].tolist())
-    key = (slices, len(known.slice_id), first, across, seed)
+    # Scores move all positions to an origin of their own, and users give cells of theirs.
+    parts = (known.expression, known.position, known.measured)
+    digest = tuple(zlib.crc32(np.ascontiguousarray(part).data) for part in parts)
+    key = (slices, digest, across, seed)
     contexts = _fitted.setdefault(module, {})
     if key not in contexts:
         around = some_cells(known, np.flatnonzero(chosen))

@@ -138,7 +138,7 @@ def predicted_positions(
     error = np.linalg.norm(position - cells.position, axis=1)
     std = np.linalg.norm(generated.position_std[:, :dims], axis=1)
     radii, coverage = None, list[tuple[float, float]]()
-    if errors is not None and settings.estimator == "mean":
+    if errors is not None and settings.estimator != "sample":
         radii = with_radii(cells, generated, errors, settings.radius_level).radii
         scale = scales_of(cells, generated, errors)
         coverage = [

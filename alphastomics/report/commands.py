@@ -17,7 +17,7 @@ from alphastomics.diffusion_model.run_folder import (
     read_record,
 )
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import InputCells
+from alphastomics.generation.cells import InputCells, require_all_positions
 from alphastomics.generation.commands import (
     load_for_use,
     read_cells,
@@ -100,11 +100,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
     require_genes(request.genes, genes)
     config = with_trained_sampling(config, module)
     cells = read_cells(request.input_data, module, genes, config, request.split)
-    if cells.position is None:
-        raise InputError(
-            f"{request.input_data}: has no coordinates to compare with; name them with the "
-            "config's data.preprocessing.position_key"
-        )
+    require_all_positions(cells, request.input_data)
     settings, seed = config.sampling, config.seed.global_seed
     near = (Path(config.data.processed_data_dir), checkpoint)
     scores, generated = request.scores, dict(request.generated)
@@ -228,7 +224,7 @@ def facts_of(
         ),
         (
             "Predicted positions are",
-            "posterior means" if sampling.estimator == "mean" else "one sample",
+            "one sample" if sampling.estimator == "sample" else "posterior means",
         ),
         ("Checkpoint", checkpoint.name),
         ("Seed", str(config.seed.global_seed)),

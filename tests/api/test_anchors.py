@@ -52,6 +52,23 @@ def test_known_cells_of_a_slice_inform_expression_at_other_positions(model, slic
     np.testing.assert_allclose(bare.layers["generated"], with_known, rtol=1e-4, atol=1e-5)
 
 
+def test_other_known_cells_and_genes_they_lack_are_not_taken_from_an_earlier_call(
+    model, slices, known
+):
+    here, asked = slices[0][known].copy(), slices[0][~known].copy()
+    first = model.predict_expression(asked, anchors=here)
+    there = here.copy()
+    there.X = np.asarray(here.X[::-1].toarray())
+    assert not np.allclose(model.predict_expression(asked, anchors=there), first)
+    # What no known cell measured is left to the network, and is not zero.
+    few = here[:, here.var_names[:10]].copy()
+    values = model.predict_expression(asked, anchors=few)
+    lacking = [n for n, gene in enumerate(model.genes) if gene not in set(few.var_names)]
+    assert len(lacking) >= 14
+    assert (values[:, lacking].std(0) > 0).all()
+    assert (asked.layers["generated_std"][:, asked.var_names.isin(few.var_names)] > 0).all()
+
+
 @pytest.mark.parametrize(
     ("anchors", "words"),
     [

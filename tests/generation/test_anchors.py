@@ -7,13 +7,14 @@ from pathlib import Path
 import anndata
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from alphastomics.config import SamplingConfig
 from alphastomics.errors import InputError
 from alphastomics.generation.anchors import anchored_slice, with_anchors
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
-from alphastomics.generation.commands import sample
+from alphastomics.generation.commands import frame_of, sample
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.known_positions import anchors_of_table
 from alphastomics.generation.radii import conformal_factor, least_cells
@@ -111,6 +112,8 @@ def test_a_sample_is_as_far_off_as_the_radii_say(tissue):
     away = errors(drawn.position, estimate.position)
     assert (away[known] == 0).all()
     assert (away <= estimate.radii.radius)[~known].mean() == pytest.approx(0.9, abs=0.04)
+    # The radius about a sample reaches as far as that about the estimate.
+    np.testing.assert_allclose(drawn.radii.radius, estimate.radii.radius + away, rtol=1e-6)
 
 
 def test_factors_by_hand():
@@ -122,10 +125,11 @@ def test_factors_by_hand():
 
 
 def test_too_few_anchors_for_a_level_are_said_and_leave_the_radius_empty(tissue, caplog):
-    generated, known = anchored(tissue, 8)
+    generated, known = anchored(tissue, 19)
     assert np.isnan(generated.radii.radius[~known]).all()
     assert (
-        "8 anchors are too few for a radius that holds 90 % of the cells: at least 9" in caplog.text
+        "19 anchors are too few for a radius that holds 90 % of the cells: at least 20"
+        in caplog.text
     )
 
 
@@ -160,6 +164,31 @@ def test_a_slice_without_anchors_is_said_to_stay_in_a_frame_of_its_own(tissue, c
     np.testing.assert_array_equal(result.position[600:], generated.position[600:])
     assert np.isnan(result.radii.radius[600:]).all()
     assert "slice there: has no anchors" in caplog.text
+
+
+def test_a_section_that_is_stored_with_its_height_is_planar_all_the_same(tissue):
+    cells, true, _ = tissue
+    tall = true + np.array([0, 0, 42.0])
+    flat, known = anchored(tissue, 100)
+    raised = replace(cells, dims=3), tall, tissue[2]
+    generated, _ = anchored(raised, 100)
+    np.testing.assert_allclose(generated.position[:, 2], 42)
+    np.testing.assert_allclose(generated.position[:, :2], flat.position[:, :2], atol=1e-6)
+    assert known.sum() == 100
+
+
+def test_names_that_stand_for_two_cells_are_refused(tissue):
+    cells, _, _ = tissue
+    double = replace(
+        cells, obs_name=pa.array(["same", *cells.names[1:5], "same", *cells.names[6:]])
+    )
+    table = pd.DataFrame({"x": [1.0], "y": [4.0]}, index=["same"])
+    with pytest.raises(InputError, match="the input: cell 'same' is there twice"):
+        anchors_of_table(double, table)
+    with pytest.raises(InputError, match="anchors: cell 'cell_0' is there twice"):
+        anchors_of_table(cells, pd.DataFrame({"x": [1.0, 2], "y": [4.0, 5]}, index=["cell_0"] * 2))
+    with pytest.raises(InputError, match="coordinates are numbers"):
+        anchors_of_table(cells, pd.DataFrame({"x": ["a"], "y": [4.0]}, index=["cell_0"]))
 
 
 def test_a_table_names_cells_and_has_all_their_coordinates(tissue):
@@ -247,8 +276,6 @@ def test_assigned_cells_have_positions_of_their_own(workspace, query, tmp_path):
     position = result.obsm["spatial_pred"]
     np.testing.assert_allclose(position[known], true[known], rtol=1e-6)
     assert len(np.unique(position, axis=0)) == len(position)
-    from alphastomics.generation.commands import frame_of
-
     reference = workspace / "slices/slice_1.h5ad"
     bare = query.copy()
     del bare.obsm["spatial"]
@@ -287,6 +314,7 @@ def partly_nan(data: anndata.AnnData) -> anndata.AnnData:
         (lambda data: data, {"anchors": "nothing"}, "neither a file nor a column of obs"),
         (lambda data: data, {"anchors": "cell_type"}, "not a column of True and False"),
         (lambda data: data, {"estimator": "assigned"}, "--reference, or give --anchors"),
+        (lambda data: with_some(data, 30)[0], {"frame": "slice_1"}, "the input has anchors"),
         (
             lambda data: data,
             {"estimator": "assigned", "mode": "pos_to_expr"},
@@ -295,6 +323,9 @@ def partly_nan(data: anndata.AnnData) -> anndata.AnnData:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_clear_line(workspace, query, tmp_path, change, options, words):
+    if "frame" in options:
+        frame = frame_of(workspace / f"slices/{options['frame']}.h5ad", None, scale=False)
+        options = {"frame": frame}
     with pytest.raises(InputError) as refusal:
         placed(workspace, change(query), tmp_path, **options)
     assert words in str(refusal.value)
