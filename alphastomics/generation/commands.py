@@ -151,13 +151,11 @@ def sample(
     not among them follows from the input; a flag without effect is named.
     """
     mode = config.sampling.mode
-    require_source(input_data, blank, mode)
-    if frame is not None and not TASKS[mode].generates_position:
-        raise InputError("--reference, --landmarks: pos_to_expr has no positions; leave it out")
+    require_source(input_data, blank, mode, has_frame=frame is not None)
     target = default_output(input_data) if output is None else output
     require_target(target, overwrite=overwrite)
-    read = [checkpoint, input_data, *(frame[:2] if frame else ())]
-    require_not_read(target, *read, None if anchors is None else Path(anchors))
+    known_from = None if anchors is None else Path(anchors)
+    require_not_read(target, checkpoint, input_data, known_from, *(frame[:2] if frame else ()))
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     if input_data is None:
@@ -172,12 +170,13 @@ def sample(
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data, config)
-    near = (Path(config.data.processed_data_dir), checkpoint)
-    reads = TASKS[mode].reads_training_cells
-    training = training_cells(module, genes, near) if reads else None
+    training = None
+    if TASKS[mode].reads_training_cells and anchors is None:
+        near = (Path(config.data.processed_data_dir), checkpoint)
+        training = training_cells(module, genes, near)
     if anchors is not None:
         around = Surroundings(input_data, module, genes, config)
-        cells, training = with_known(cells, anchors, mode, around, training)
+        cells, training = with_known(cells, anchors, mode, around)
     say_what_counts(given or (), mode, config.sampling, input_data, module, cells)
     cells, generated, frame_fits = predict_cells(
         *(module, cells, mode, config.sampling, config.seed.global_seed),
@@ -243,7 +242,7 @@ class Surroundings(NamedTuple):
 
 
 def with_known(
-    cells: InputCells, anchors: str, mode: Mode, around: Surroundings, training: InputCells | None
+    cells: InputCells, anchors: str, mode: Mode, around: Surroundings
 ) -> tuple[InputCells, InputCells | None]:
     """Take known cells from a file or a column: anchors, or cells around positions."""
     path = Path(anchors)
@@ -257,14 +256,14 @@ def with_known(
         original = read_original(around.source, around.config)
         if original is None:
             raise InputError(f"--anchors {anchors}: no such file")
-        return anchors_of_column(cells, original.obs, anchors), training
+        return anchors_of_column(cells, original.obs, anchors), None
     if path.suffix == ".csv" and TASKS[mode] is EXPR_TO_POS:
-        return anchors_of_csv(cells, path), training
+        return anchors_of_csv(cells, path), None
     known = read_cells(path, around.module, around.genes, around.config, "test")
     if around.config.sampling.estimator == "sample" and TASKS[mode] is not EXPR_TO_POS:
         logger.warning("--anchors: samples of expression do not see them: not used")
     if TASKS[mode] is EXPR_TO_POS:
-        return anchors_of_cells(cells, known, str(path)), training
+        return anchors_of_cells(cells, known, str(path)), None
     return cells, known_in_slice(cells, known, str(path))
 
 
@@ -327,8 +326,12 @@ def blank_of(num_cells: int | None, num_slices: int | None) -> Blank | None:
     return Blank(num_cells, slices)
 
 
-def require_source(input_data: Path | None, blank: Blank | None, mode: Mode) -> None:
+def require_source(
+    input_data: Path | None, blank: Blank | None, mode: Mode, *, has_frame: bool = False
+) -> None:
     """Refuse a call that does not say what to generate for, or says it twice."""
+    if has_frame and not TASKS[mode].generates_position:
+        raise InputError("--reference, --landmarks: pos_to_expr has no positions; leave it out")
     if input_data is None and blank is None:
         new = ", or --num_cells to make new tissue" if not TASKS[mode].is_conditional else ""
         raise InputError(f"sample: {mode} needs cells: give --input_data{new}")
