@@ -79,9 +79,14 @@ def _judge_tissue(methods: Methods) -> Verdict:
     shown += "" if best is None else f" (other real cells {real[best]:.2f})"
     real_auc = 0.5 if best is None or real[best] <= SEPARABLE_REAL else real[best]
     beyond = 1 - 0.5 * (1 - ours) / max(1 - real_auc, 1e-9)
-    if beyond < GOOD_AUC:
-        grade = "good"
-        rest = "good" if ours < GOOD_AUC else "good: hardly more than other real cells"
+    if ours < GOOD_AUC:
+        grade, rest = "good", "good"
+    elif real_auc > SEPARABLE_AUC:
+        grade = "not judged"
+        rest = "not judged: other real cells are separable, too; score hidden cells of a training "
+        rest += "slice with `test`"
+    elif beyond < GOOD_AUC:
+        grade, rest = "good", "good: hardly more than other real cells"
     elif beyond < SEPARABLE_AUC:
         grade, rest = "partly separable", "usable for simulations, not as data"
     else:

@@ -79,6 +79,15 @@ def test_where_real_cells_are_separable_the_difference_counts(auc, grade, words)
     assert verdict.sentence.endswith(words)
 
 
+def test_where_even_real_cells_are_separable_only_a_low_auc_is_judged():
+    methods = {"alphastomics": {"auc_cells": 0.6}, "real, other slice": {"auc_cells": 1.0}}
+    assert verdicts({"joint": methods})[0].grade == "good"
+    methods["alphastomics"] = {"auc_cells": 0.98}
+    (verdict,) = verdicts({"joint": methods})
+    assert verdict.grade == "not judged"
+    assert "(other real cells 1.00): not judged: other real cells are separable" in verdict.sentence
+
+
 def test_what_half_of_the_slice_would_tell_stands_beside_the_score():
     verdict = judged("expr_to_pos", 0.2, **{"ridge": 0.1, "half of the slice known": 0.42})
     assert verdict.sentence == (
