@@ -145,9 +145,9 @@ def anchored_slice(
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
     where = f"anchors: slice {name}"
-    # A section may be stored with its height: it is planar all the same.
-    flat = np.ptp(at[:, 2]) <= LEAST_EXTENT * np.ptp(at, axis=0).max()
-    dims = 2 if flat else cells.dims
+    # A section may be stored with its z: it is planar all the same.
+    is_planar = np.ptp(at[:, 2]) <= LEAST_EXTENT * np.ptp(at, axis=0).max()
+    dims = 2 if is_planar else cells.dims
     require_a_frame(at, where, dims, dims, reflection=reflection)
     estimate = estimate.copy()
     estimate[:, dims:] = 0
@@ -168,9 +168,9 @@ def anchored_slice(
     prior = fit.apply(estimate)[:, :dims]
     features = features_of(cells, rows, estimate[:, :dims])
     result = AnchorRegression(features, prior, known, at[:, :dims], seed).result()
-    height = np.full((len(rows), cells.dims - dims), at[0, 2])
+    z = np.full((len(rows), cells.dims - dims), at[0, 2])
     return result._replace(
-        position=np.hstack([result.position, height]), std=np.hstack([result.std, 0 * height])
+        position=np.hstack([result.position, z]), std=np.hstack([result.std, 0 * z])
     )
 
 

@@ -12,8 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
-# Cells that are assigned exactly: time grows with the cube of their number.
-EXACT_CELLS = 1_000
+# Cells that are assigned exactly: more cost no less, and take longer.
+EXACT_CELLS = 250
 # Neighbours that a new position may lie towards, and the share of the way to them.
 NEAREST, SHARES = 6, (0.3, 0.7)
 
