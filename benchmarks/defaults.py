@@ -45,6 +45,10 @@ SETS: dict[str, dict[str, Any]] = {
         "train": ["embryo1_z2", "embryo1_z5"],
         "test": ["embryo2_z2", "embryo2_z5"],
     },
+    "embryos, a fifth hidden": {
+        "train": ["embryo1_z2", "embryo1_z5", "embryo2_z2", "embryo2_z5"],
+        "test": [],
+    },
     "Moffitt -0.09 -> -0.29": {"train": ["animal1_bregma-0.09"], "test": ["animal1_bregma-0.29"]},
     "slab0 + slab1 -> slab2": {"train": ["slab0", "slab1"], "test": ["slab2"]},
     "serial 0.04 + 0.14 -> 0.09": {
