@@ -25,17 +25,19 @@ def real_and_new(folder: Path) -> tuple[Any, Any]:
     from alphastomics import AlphaSTomics
 
     real = anndata.read_h5ad(next(folder.rglob(f"{SLICE}.h5ad")))
-    return real, AlphaSTomics(real).train().generate(real.n_obs)
+    model = AlphaSTomics(real, cell_type_key="cell_type").train()
+    return real, model.generate(real.n_obs)
 
 
 def spatial_genes(real: Any) -> list[str]:
     """Name the genes whose neighbours correlate most, no two with the same pattern."""
     import numpy as np
 
-    from alphastomics.utils.metrics import morans_i
+    from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 
     values = normalized(real)
-    order = np.argsort(-np.asarray(morans_i(values, real.obsm["spatial"])))
+    graph = spatial_neighbours(np.asarray(real.obsm["spatial"], np.float64), k=10)
+    order = np.argsort(-np.asarray(morans_i(values, graph)))
     chosen: list[int] = []
     for gene in order:
         similar = [np.corrcoef(values[:, gene], values[:, other])[0, 1] for other in chosen]

@@ -24,8 +24,8 @@ from alphastomics.preprocessing.cell_table import CellTable, joined_tables
 from alphastomics.preprocessing.memory import MemorySource
 
 WEIGHT_DECAY = 0.01
-# Of the loss (|error|^2 + SOFT_SQUARE)^POWER, in units of the tissue's std: a cell whose kind lies in
-# several regions is expected in one of them, not between them.
+# Of the loss (|error|^2 + SOFT_SQUARE)^POWER, in units of the tissue's std: a cell whose kind lies
+# in several regions is expected in one of them, not between them.
 POWER, SOFT_SQUARE = 0.35, 1e-3
 # What is fitted to stays on the device.
 MOST_CELLS, MOST_BYTES = 200_000, 4_000_000_000

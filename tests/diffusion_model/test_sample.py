@@ -196,7 +196,10 @@ def test_what_follows_from_given_expression_is_computed_once_for_several_samples
     calls = []
 
     class Counting:
-        def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask, bonus):
+        def __call__(
+            self, expression, position, diffusion_time, node_mask, *, gene_mask, bonus, **other
+        ):
+            assert other == {"reads_expression": False}
             return Prediction(expression, position * 0 + bonus)
 
         def prepare(self, expression, diffusion_time, node_mask, *, gene_mask, is_given):
