@@ -161,51 +161,33 @@ class Model(nn.Module):
 
         Parameters
         ----------
-        expression
-            Noisy expression; a modality that is given cleanly has time 0.
-        position
-            Noisy positions at unit scale.
+        expression, position
+            Noisy expression, and positions at unit scale; what is given cleanly has time 0.
         diffusion_time
             t / T in [0, 1]: one for both modalities, or the expression's and the position's.
-        node_mask
-            True for real cells; None when there is no padding.
-        gene_mask
-            True for genes that were measured, by set or by cell; None when all were.
+        node_mask, gene_mask
+            True for real cells, and for genes that were measured, by set or by cell; None: all.
         expression_hidden, position_hidden
             True for entries hidden by masked diffusion; whatever they hold is not seen.
-        smoothed
-            Smoothed expression of these cells, where it is known.
-        embedded, context, expected
-            What `prepare` returned for these cells: saves the work when they are seen again.
+        smoothed, embedded, context, expected
+            Smoothed expression, and what `prepare` returned for these cells: saves the work.
         latent
             Noisy latents of expression in place of noisy values, which are then 0.
-        reads_expression
-            Predict expression, too; else it comes back as it came.
-        output_hidden_states
-            Return the cells that enter the first layer and leave each.
+        reads_expression, output_hidden_states
+            Predict expression, too, which else comes back as it came; return the cells that enter
+            the first layer and leave each.
         """
-        hidden = gene_mask, expression_hidden, position_hidden
-        require_masks(expression, *hidden, like=self.unseen_value)
+        like = self.unseen_value
+        require_masks(expression, gene_mask, expression_hidden, position_hidden, like=like)
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
-        visible = expression
-        if embedded is None:
-            visible, unseen = self._hide(expression, **masks)
-        if context is None:
-            if smoothed is None and self.smoothed_in is not None:
-                smoothed = self.smooth(expression, diffusion_time, node_mask, **masks)
-            context = self._context(unseen, smoothed, diffusion_time)
-        if self.position_head is not None:
-            if expected is None:
-                assert smoothed is not None
-                expected = self.expect(expression, smoothed, node_mask, **masks)
-            expected = expected.detach().to(expression.dtype)
-            seen = seen_coordinates(expected, node_mask, None)
-            given = diffusion_time[:, :1, None] == 0
-            context = context + self.trunk.position_in(expected, seen) * given
+        ready = smoothed, embedded, context, expected
+        visible, context, expected = self._given(
+            expression, diffusion_time, node_mask, masks, ready
+        )
         if self.latents is not None and latent is not None:
-            latent, embedded = self.latents(latent, diffusion_time)
-            context = context + embedded
+            latent, added = self.latents(latent, diffusion_time)
+            context = context + added
         output = self.trunk.denoise(
             *(visible, diffusion_time, position, node_mask),
             position_hidden=position_hidden,
@@ -218,6 +200,33 @@ class Model(nn.Module):
         if self.latents is not None and latent is not None:
             latent = self.latents.clean(latent, output.cells, node_mask)
         return Prediction(output.expression, position, self._auxiliary(output, node_mask), latent)
+
+    def _given(
+        self,
+        expression: Float[Tensor, "B N G"],
+        time: Float[Tensor, "B T"],
+        node_mask: Bool[Tensor, "B N"] | None,
+        masks: dict[str, Tensor | None],
+        ready: tuple[Tensor | None, ...],
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what is seen of expression, what follows from it, and expected positions."""
+        smoothed, embedded, context, expected = ready
+        visible = expression
+        if embedded is None or context is None:
+            visible, unseen = self._hide(expression, **masks)
+        if context is None:
+            if smoothed is None and self.smoothed_in is not None:
+                smoothed = self.smooth(expression, time, node_mask, **masks)
+            context = self._context(unseen, smoothed, time)
+        if self.position_head is None:
+            return visible, context, None
+        if expected is None:
+            assert smoothed is not None
+            expected = self.expect(expression, smoothed, node_mask, **masks)
+        expected = expected.detach().to(expression.dtype)
+        seen = seen_coordinates(expected, node_mask, None)
+        context = context + self.trunk.position_in(expected, seen) * (time[:, :1, None] == 0)
+        return visible, context, expected
 
     def _context(
         self,
