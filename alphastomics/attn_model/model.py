@@ -168,7 +168,7 @@ class Model(nn.Module):
         node_mask, gene_mask
             True for real cells, and for genes that were measured, by set or by cell; None: all.
         expression_hidden, position_hidden
-            True for entries hidden by masked diffusion; whatever they hold is not seen.
+            True for entries hidden by masked diffusion, which are not seen.
         smoothed, embedded, context, expected
             Smoothed expression, and what `prepare` returned for these cells: saves the work.
         latent
@@ -182,9 +182,8 @@ class Model(nn.Module):
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
         ready = smoothed, embedded, context, expected
-        visible, context, expected = self._given(
-            expression, diffusion_time, node_mask, masks, ready
-        )
+        cells = expression, diffusion_time, node_mask
+        visible, context, expected = self._given(*cells, masks, ready)
         if self.latents is not None and latent is not None:
             latent, added = self.latents(latent, diffusion_time)
             context = context + added
