@@ -57,6 +57,21 @@ def normalized(cells: Any) -> Any:
     return np.log1p(counts / total * 1e4).astype(np.float32)
 
 
+def by_types(new: Any, real: Any, types: list[str]) -> Any:
+    """Rotate new tissue so that its types lie where those of the real one do (Kabsch 1976)."""
+    import numpy as np
+
+    def centres(cells: Any) -> tuple[Any, Any]:
+        position = np.asarray(cells.obsm["spatial"], np.float64)[:, :2]
+        position = position - position.mean(0)
+        kinds = cells.obs["cell_type"].astype(str).to_numpy()
+        return position, np.stack([position[kinds == kind].mean(0) for kind in types])
+
+    (position, of_new), (_, of_real) = centres(new), centres(real)
+    left, _, right = np.linalg.svd(of_new.T @ of_real)
+    return position @ left @ right
+
+
 def draw(real: Any, new: Any, path: Path) -> None:
     """Draw real tissue above new tissue: cell types, then each gene on one scale."""
     import matplotlib
@@ -70,19 +85,18 @@ def draw(real: Any, new: Any, path: Path) -> None:
     frequent = list(real.obs["cell_type"].astype(str).value_counts().index[:SHOWN_TYPES])
     palette = dict(zip(frequent, plt.get_cmap("tab10").colors, strict=False))
     true = np.asarray(real.obsm["spatial"], np.float64)
-    rows = {
-        "real": (real, true - true.mean(0)),
-        "new": (new, np.asarray(new.obsm["spatial"], np.float64)[:, :2]),
-    }
-    figure, panels = plt.subplots(2, 1 + GENES, figsize=(11, 7.4), sharex=True, sharey=True)
+    rows = {"real": (real, true - true.mean(0)), "new": (new, by_types(new, real, frequent))}
+    figure, panels = plt.subplots(2, 1 + GENES, figsize=(9, 8), sharex=True, sharey=True)
     for axes, (name, (cells, position)) in zip(panels, rows.items(), strict=True):
         types = cells.obs["cell_type"].astype(str)
         colours = [palette.get(kind, (0.8, 0.8, 0.8)) for kind in types]
         values = normalized(cells)[:, [list(cells.var_names).index(gene) for gene in genes]]
         shown = [colours, *values.T]
         for panel, colour, title in zip(axes, shown, ["cell types", *genes], strict=True):
-            highest = {} if title == "cell types" else {"vmin": 0, "vmax": np.log1p(1e3)}
-            panel.scatter(*position.T, c=colour, s=1.2, linewidths=0, cmap="viridis", **highest)
+            scale = {}
+            if title != "cell types":
+                scale = {"vmin": 0, "vmax": np.log1p(1e3), "cmap": "viridis"}
+            panel.scatter(*position.T, c=colour, s=1.2, linewidths=0, **scale)
             panel.set(title=f"{name}: {title}", aspect="equal")
             panel.axis("off")
     figure.tight_layout()

@@ -250,11 +250,14 @@ def as_tissue(
     """
     position = torch.from_numpy(generated.position).double()
     rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
+    known = planar
     planar = planar or all(is_planar(position[row]) for row in rows)
     if planar:
         position = position.clone()
         for row in rows:
-            position[row] = (position[row] - position[row].mean(0)) @ plane_of(position[row])
+            position[row] -= position[row].mean(0)
+            if not known:  # slices that are known to be planar lie in the plane of x and y
+                position[row] = position[row] @ plane_of(position[row])
         position[:, 2] = 0
         generated = replace(generated, position=position.float().numpy())
     dims = 2 if planar else 3
