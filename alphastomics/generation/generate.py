@@ -248,25 +248,23 @@ def as_tissue(
 
     It is 2D where the model knows planar slices alone, or where every slice came out planar.
     """
-    position = torch.from_numpy(generated.position).double()
+    position = torch.from_numpy(generated.position).double().clone()
     rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
-    known = planar
     planar = planar or all(is_planar(position[row]) for row in rows)
+    for row in rows if planar else ():
+        position[row] -= position[row].mean(0)
+        extent = position[row].square().mean(0).sqrt()
+        if extent[2] > PLANAR_SHARE * extent[:2].min():  # else its plane is that of x and y
+            position[row] = position[row] @ plane_of(position[row])
     if planar:
-        position = position.clone()
-        for row in rows:
-            position[row] -= position[row].mean(0)
-            if not known:  # slices that are known to be planar lie in the plane of x and y
-                position[row] = position[row] @ plane_of(position[row])
         position[:, 2] = 0
         generated = replace(generated, position=position.float().numpy())
-    dims = 2 if planar else 3
     return replace(
         cells,
         expression=generated.expression,
         position=generated.position,
         cell_type=generated.cell_type,
-        dims=dims,
+        dims=2 if planar else 3,
     ), generated
 
 
