@@ -24,6 +24,7 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import (
     LEAST_EXTENT,
     KnownPositions,
+    Transform,
     fitted,
     require_a_frame,
 )
@@ -43,6 +44,8 @@ ESTIMATE_SHARE = 0.05
 TREE_ANCHORS = 20_000
 # Anchors whose errors say how far off a cell near them is, drawn towards the mean of all.
 NEAREST, PRIOR = 30, 10
+# More anchors than this fix a frame that one of them does not change.
+FRAME_ANCHORS = 500
 # Fewer of them fit the frame so closely that their errors are too small.
 LEAST_ANCHORS = 20
 SMALLEST = 1e-12
@@ -166,12 +169,40 @@ def anchored_slice(
             *(where, fit.scale),
         )
     prior = fit.apply(estimate)[:, :dims]
+    left_out = left_out_prior(estimate[known], at, fit, dims, reflection=reflection)
     features = features_of(cells, rows, estimate[:, :dims])
-    result = AnchorRegression(features, prior, known, at[:, :dims], seed).result()
+    regression = AnchorRegression(features, prior, known, at[:, :dims], seed)
+    # Where an anchor would be expected in a frame that it does not fix itself.
+    result = regression.result(prior[known] - left_out[:, :dims])
     z = np.full((len(rows), cells.dims - dims), at[0, 2])
     return result._replace(
         position=np.hstack([result.position, z]), std=np.hstack([result.std, 0 * z])
     )
+
+
+def left_out_prior(
+    estimate: Float64[np.ndarray, "M 3"],
+    at: Float64[np.ndarray, "M 3"],
+    fit: Transform,
+    dims: int,
+    *,
+    reflection: bool,
+) -> Float64[np.ndarray, "M 3"]:
+    """Bring each anchor's estimate into the frame of the others; one of many changes nothing."""
+    moved = fit.apply(estimate)
+    if not dims < len(at) <= FRAME_ANCHORS:
+        return moved
+    for row in range(len(at)):
+        others = np.flatnonzero(np.arange(len(at)) != row)
+        moved[row] = fitted(
+            estimate[others],
+            KnownPositions(others, at[others]),
+            dims=dims,
+            scale=True,
+            reflection=reflection,
+            where="anchors",
+        ).apply(estimate[row])
+    return moved
 
 
 def features_of(
@@ -249,11 +280,14 @@ class AnchorRegression:
         self.predicted = prior + (kernel.predict(features.kernel) + tree_values) / 2
         self.residual = (kernel.residual + left - left_out) / 2
 
-    def result(self) -> AnchoredSlice:
-        """Return positions and how far off they are; anchors stay where they are."""
+    def result(self, moved: Float64[np.ndarray, "M D"]) -> AnchoredSlice:
+        """Return positions and how far off they are; anchors stay where they are.
+
+        `moved` is by how much the prior of each anchor changes where it is left out of the frame.
+        """
         x = self.features.kernel
         tree = cKDTree(x[self.known])
-        squares = self.residual**2
+        squares = (self.residual + moved) ** 2
         nearest = min(NEAREST, len(squares) - 1)
         of_anchors = tree.query(x[self.known], k=range(2, nearest + 2))[1]
         # An anchor's own error is not among those that its scale is made of.

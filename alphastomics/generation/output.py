@@ -41,6 +41,10 @@ UNCALIBRATED = (
     "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "
     "std_error_ratio)"
 )
+OF_A_SECTION = (
+    f"{STD_KEY} is the error of cells of the reference section that were left out; it says nothing "
+    "of what differs between both sections"
+)
 
 
 def write_generated_pt(
@@ -147,7 +151,9 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
         del data.obs[column]
     radii = generated.radii
     record: dict[str, Any] = {"spatial_std_calibrated": True}
-    if radii is None or radii.anchored is None or np.isnan(radii.radius).any():
+    if radii is not None and radii.by_section:
+        record = {"spatial_std_calibrated": False, "spatial_std_note": OF_A_SECTION}
+    elif radii is None or radii.anchored is None or np.isnan(radii.radius).any():
         record = {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
     if radii is None:
         return record

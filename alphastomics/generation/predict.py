@@ -19,6 +19,7 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.left_out import LeftOutErrors, with_radii
+from alphastomics.generation.section import predict_beside_section
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -47,18 +48,27 @@ def require_known(cells: InputCells, mode: Mode) -> None:
 
 
 def require_placeable(
-    cells: InputCells, mode: Mode, settings: SamplingConfig, frame: Landmarks | Reference | None
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    frame: Landmarks | Reference | None,
+    section: Reference | None,
 ) -> None:
     """Refuse two frames, and an assignment onto nothing."""
-    if cells.anchors is not None and frame is not None:
+    if (cells.anchors is not None or section is not None) and frame is not None:
         raise InputError(
             "--reference, --landmarks: the input has anchors, which are a frame; leave one out"
+        )
+    if cells.anchors is not None and section is not None:
+        raise InputError(
+            f"{section.source}: is another section than the input, which has cells of known "
+            "position itself: positions can lie in one frame only; leave one of both out"
         )
     if settings.estimator != "assigned":
         return
     if TASKS[mode] is not EXPR_TO_POS:
         raise InputError(f"--estimator assigned: is for positions, not for --sample_mode {mode}")
-    if cells.anchors is None and not isinstance(frame, Reference):
+    if cells.anchors is None and section is None and not isinstance(frame, Reference):
         raise InputError(
             "--estimator assigned: puts cells onto the positions of a section: name it with "
             "--reference, or give --anchors, whose outline and density are then taken"
@@ -74,6 +84,7 @@ def predict_cells(
     *,
     known: InputCells | None = None,
     frame: Landmarks | Reference | None = None,
+    section: Reference | None = None,
     scale: bool = False,
     errors: LeftOutErrors | None = None,
     is_new: bool = False,
@@ -86,6 +97,8 @@ def predict_cells(
         As `generate` has them.
     known
         Cells in the frame of positions that expression is predicted at.
+    section
+        Another section of the tissue, whose cells are anchors of all slices.
     frame, scale
         What is known of the frame that positions are returned in, and whether the tissue may grow
         or shrink onto it.
@@ -95,7 +108,13 @@ def predict_cells(
         Whether the cells are made from nothing: none has a name of its own.
     """
     require_known(cells, mode)
-    require_placeable(cells, mode, settings, frame)
+    require_placeable(cells, mode, settings, frame, section)
+    if section is not None:
+        say_if_projected(module, section.cells)
+        cells, generated = predict_beside_section(module, cells, section, settings, seed)
+        if settings.estimator == "assigned":
+            generated = put_onto(cells, generated, section, seed)
+        return Predicted(cells, generated, [])
     anchored = cells.anchors is not None
     moved = anchored or settings.estimator == "assigned"
     from_estimate = settings.model_copy(update={"estimator": "mean"}) if moved else settings
@@ -104,6 +123,7 @@ def predict_cells(
         cells, generated = as_tissue(cells, generated, planar=module.planar)
     reflection = module.config.loss.reflection
     if anchored:
+        say_if_projected(module, cells)
         generated = with_anchors(cells, generated, settings, seed, reflection=reflection)
     elif TASKS[mode] is EXPR_TO_POS and settings.estimator != "sample":
         generated = with_radii(cells, generated, errors, settings.radius_level)
@@ -118,6 +138,15 @@ def predict_cells(
     if settings.estimator == "assigned":
         generated = put_onto(cells, generated, frame, seed)
     return Predicted(cells, generated, frame_fits)
+
+
+def say_if_projected(module: AlphaSTomicsModule, known: InputCells) -> None:
+    """Warn where positions of a volume are asked for by two coordinates."""
+    if known.dims == 2 and not module.planar:
+        logger.warning(
+            "anchors: have two coordinates, but the model knows volumes: predicted positions are "
+            "projected onto the anchors' plane; give x, y and z to predict the depth, too"
+        )
 
 
 def scaled_radii(

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 RADIUS_KEY = "position_radius_"
+SECTION = "another section"
 ROUNDING = 1e-9  # 0.9 / (1 - 0.9) is a little more than 9
 
 
@@ -24,6 +25,11 @@ class Radii(NamedTuple):
     level: float
     calibrated_by: str
     anchored: Bool[np.ndarray, " N"] | None = None
+
+    @property
+    def by_section(self) -> bool:
+        """Whether left-out cells of another section calibrate them."""
+        return self.calibrated_by.startswith(SECTION)
 
     @property
     def key(self) -> str:

@@ -18,16 +18,12 @@ from alphastomics.diffusion_model.run_folder import (
 )
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells, require_all_positions
-from alphastomics.generation.commands import (
-    load_for_use,
-    read_cells,
-    scored_cells,
-    with_trained_sampling,
-)
+from alphastomics.generation.commands import load_for_use, scored_cells, with_trained_sampling
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed
+from alphastomics.generation.sources import read_cells
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
 from alphastomics.report.collect import collect_findings, generate_for_page
