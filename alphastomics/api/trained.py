@@ -47,7 +47,13 @@ from alphastomics.generation.known_positions import (
     known_in_slice,
 )
 from alphastomics.generation.left_out import errors_in
-from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
+from alphastomics.generation.output import (
+    INTERVAL_KEYS,
+    is_radius_key,
+    new_anndata,
+    put_counts,
+    put_into,
+)
 from alphastomics.generation.predict import Predicted, predict_cells
 from alphastomics.generation.sources import Known, anchors_or_section, check_slices, read_cells
 from alphastomics.generation.training_cells import training_cells
@@ -310,6 +316,8 @@ class TrainedVerbs:
         put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
         old = [name for name in adata.obs if TASKS[mode] is EXPR_TO_POS and is_radius_key(name)]
         put_quietly(adata, "obs", dict(scratch.obs), dropped=old)
+        stale = [key for key in INTERVAL_KEYS if TASKS[mode].generates_expression]
+        put_quietly(adata, "layers", {}, dropped=[key for key in stale if key in adata.layers])
         for slot in ("obsm", "layers", "uns"):
             put_quietly(adata, slot, getattr(scratch, slot))
         return generated, cells

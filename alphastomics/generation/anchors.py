@@ -30,7 +30,7 @@ from alphastomics.generation.frame import (
 )
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.kernel_regression import KernelRegression
-from alphastomics.generation.radii import Radii, conformal_factor, least_cells
+from alphastomics.generation.radii import CURVE_LEVELS, Radii, conformal_factor, least_cells
 from alphastomics.preprocessing.query_fit import UNIT_RATIO
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,9 @@ def with_anchors(
     assert anchors is not None
     known = np.isfinite(anchors).all(1)
     position, std = generated.position.astype(np.float64), generated.position_std.copy()
-    radius = np.full(len(known), np.nan)
+    # The level that is asked for, then those of the curve.
+    levels = (settings.radius_level, *CURVE_LEVELS)
+    radius = np.full((len(levels), len(known)), np.nan)
     for number, name in enumerate(cells.slice_names):
         rows = cells.rows_of(number)
         if not known[rows].any():
@@ -105,14 +107,14 @@ def with_anchors(
         position[rows, : cells.dims] = at
         position[rows[known[rows]]] = anchors[rows[known[rows]]]
         std[rows, : cells.dims] = result.std
-        factor = conformal_factor(result.errors, settings.radius_level)
+        factors = np.array([conformal_factor(result.errors, level) for level in levels])
         # What holds about the estimate holds about a sample within so much more.
         away = np.linalg.norm(position[rows, : cells.dims] - result.position, axis=1)
-        radius[rows] = np.where(known[rows], 0, result.scale * factor + away)
+        radius[:, rows] = np.where(known[rows], 0, result.scale * factors[:, None] + away)
         if len(result.errors) < LEAST_ANCHORS:
-            radius[rows[~known[rows]]] = np.nan
+            radius[:, rows[~known[rows]]] = np.nan
         say_calibration(name, len(result.errors), settings.radius_level)
-    radii = Radii(radius, settings.radius_level, "anchors", known)
+    radii = Radii(radius[0], settings.radius_level, "anchors", known, radius[1:])
     return replace(generated, position=position, position_std=std, radii=radii)
 
 

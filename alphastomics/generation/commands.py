@@ -281,11 +281,13 @@ def test(
     split: str,
     output: Path | None,
     modes: Collection[Mode] | None = None,  # noqa: PT028 - a command
+    anchors: str | None = None,  # noqa: PT028 - a command
     kept: dict[Mode, Generated] | None = None,  # noqa: PT028 - a command
 ) -> dict[str, Any]:
     """Score a checkpoint, in all modes that it can or in some, beside the baselines.
 
     The scores are written as JSON; `kept` is filled with what was generated, for the report.
+    `anchors` names cells that are given, or another section; the others are scored.
     """
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
@@ -294,6 +296,10 @@ def test(
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
+    section = None
+    if anchors is not None:
+        around = Surroundings(input_data, module, genes, config)
+        cells, _, section = with_known(cells, anchors, EXPR_TO_POS.name, around)
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)
@@ -303,6 +309,7 @@ def test(
         modes=modes,
         kept=kept,
         says_time=True,
+        section=section,
     )
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

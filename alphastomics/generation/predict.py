@@ -156,10 +156,8 @@ def scaled_radii(
     if generated.radii is None:
         return generated
     scale = np.array([fit.transform.scale for fit in frame_fits])[cells.slice_id]
-    radii = generated.radii._replace(
-        radius=generated.radii.radius * scale,
-        calibrated_by=f"{generated.radii.calibrated_by}; without the error of the frame",
-    )
+    by = f"{generated.radii.calibrated_by}; without the error of the frame"
+    radii = generated.radii.changed(times=scale)._replace(calibrated_by=by)
     return replace(generated, radii=radii)
 
 
@@ -180,7 +178,7 @@ def put_onto(
     if radii is not None:
         # What holds about the estimate holds about another position within so much more.
         moved = np.linalg.norm(position - generated.position, axis=1)
-        radii = radii._replace(radius=radii.radius + moved)
+        radii = radii.changed(plus=moved)
     return replace(generated, position=position, radii=radii)
 
 

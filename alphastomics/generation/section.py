@@ -100,8 +100,10 @@ def predict_beside_section(
     generated = with_anchors(both, generated, settings, seed, reflection=reflection)
     assert generated.radii is not None
     asked = slice(len(cells.names))
+    assert generated.radii.curve is not None
     radii = generated.radii._replace(
         radius=generated.radii.radius[asked],
+        curve=generated.radii.curve[:, asked],
         calibrated_by=f"{SECTION}: {section.cells.slice_names[0]}",
         anchored=None,
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.radii import Radii
@@ -27,6 +27,10 @@ class PredictedPositions:
         Radii that hold the true position of a share of the cells, where they are calibrated.
     coverage
         The share that a level promises, and the share that its radii hold.
+    free
+        Cells that are no anchors, whose errors count; None: all.
+    assigned
+        Whether each cell has a position of its own.
     """
 
     position: Float[np.ndarray, "N 3"]
@@ -34,6 +38,8 @@ class PredictedPositions:
     std: Float32[np.ndarray, " N"] | None
     radii: Radii | None = None
     coverage: tuple[tuple[float, float], ...] = ()
+    free: Bool[np.ndarray, " N"] | None = None
+    assigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,8 @@ class Findings:
         The truth, and the names of its genes.
     predicted_position, predicted, new, path, inside
         Results of the modes and of the look inside.
+    held
+        Share of true values that intervals of expression promise to hold, and do; by what.
     scores
         What `test` found: {mode: {method: {metric: value}}}.
     curves
@@ -146,6 +154,7 @@ class Findings:
     new: NewTissue | None = None
     path: Path | None = None
     inside: Inside | None = None
+    held: tuple[float, float, str] | None = None
     scores: Scores | None = None
     curves: dict[str, Curve] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
