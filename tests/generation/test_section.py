@@ -87,7 +87,7 @@ def test_positions_come_out_in_the_frame_of_the_section_with_radii_of_another_se
     assert np.isfinite(result.obs["position_radius_90"]).all()
     assert "position_is_anchor" not in result.obs
     record = result.uns["alphastomics"]["expr_to_pos"]
-    assert record["radius_calibrated_by"] == "another section: section"
+    assert record["radius_calibrated_by"] == "another section: slice_1"
     assert not record["spatial_std_calibrated"]
     assert "reference section" in record["spatial_std_note"]
     assert "taken as a reference section" in caplog.text
