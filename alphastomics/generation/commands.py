@@ -35,7 +35,7 @@ from alphastomics.generation.output import (
     write_generated_pt,
 )
 from alphastomics.generation.predict import predict_cells, require_known
-from alphastomics.generation.sources import Surroundings, read_cells, with_known
+from alphastomics.generation.sources import Known, Surroundings, read_cells, with_known
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
 from alphastomics.preprocessing.owned import require_not_read
@@ -125,18 +125,11 @@ def sample(
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data, config)
-    training = None
-    if TASKS[mode].reads_training_cells and anchors is None:
-        near = (Path(config.data.processed_data_dir), checkpoint)
-        training = training_cells(module, genes, near)
-    section = None
-    if anchors is not None:
-        around = Surroundings(input_data, module, genes, config)
-        cells, training, section = with_known(cells, anchors, mode, around)
-    say_what_counts(
-        *(given or (), mode, config.sampling, input_data, module, cells),
-        has_section=section is not None,
-    )
+    around = Surroundings(input_data, module, genes, config)
+    cells, training, section = known_cells(cells, anchors, mode, around, checkpoint)
+    has_section = section is not None
+    used = given or (), mode, config.sampling, input_data, module, cells
+    say_what_counts(*used, has_section=has_section)
     cells, generated, frame_fits = predict_cells(
         *(module, cells, mode, config.sampling, config.seed.global_seed),
         known=training,
@@ -151,6 +144,18 @@ def sample(
     else:
         write_generated_h5ad(target, original, generated, cells, genes, mode, frame_fits)
     return summary_of(target, mode, cells)
+
+
+def known_cells(
+    cells: InputCells, anchors: str | None, mode: Mode, around: Surroundings, checkpoint: Path
+) -> Known:
+    """Read what is known beside the cells: anchors, a section, or training cells."""
+    if anchors is not None:
+        return with_known(cells, anchors, mode, around)
+    if not TASKS[mode].reads_training_cells:
+        return Known(cells)
+    near = (Path(around.config.data.processed_data_dir), checkpoint)
+    return Known(cells, around=training_cells(around.module, around.genes, near))
 
 
 def require_target(target: Path, *, overwrite: bool) -> None:

@@ -95,27 +95,20 @@ def evaluate(
 
     Parameters
     ----------
-    module
-        The trained model, on the device to use.
+    module, settings, seed
+        The trained model, on the device to use, and how to sample.
     cells, known
         Cells with known truth, and training cells for the baselines.
-    settings, seed
-        How to sample.
-    tree_cells
-        Training cells that the slowest baselines are fitted to, at most.
-    what
-        What the scored cells are called in a refusal.
-    modes
-        The tasks to score; None: all that the checkpoint can.
+    what, modes
+        What the scored cells are called; the tasks to score, None for all that the model can.
     kept
         Filled with what was generated, where every slice was scored: the report shows it.
-    baselines
-        What `position_baselines_ahead` returned for these cells, where it was called.
+    tree_cells, baselines
+        Training cells that slow baselines are fitted to, at most; those that were begun before.
     says_time, with_slow
         Log what will be done and about how long it takes; compute the slow metrics, too.
     section
-        Another section of the tissue, in whose frame positions are predicted. With it, or where
-        `cells` have anchors, baselines see these known cells, and the others are scored.
+        Another section, whose cells are anchors. Baselines see anchors, and others are scored.
     """
     num_slices = len(cells.slice_names)
     cells = scorable(cells, what)
@@ -126,18 +119,16 @@ def evaluate(
     by_anchors = known_by_anchors(cells, section)
     if says_time:
         say_expected_time(module, cells, known, settings, tasks)
-    scores: dict[str, dict[str, dict[str, float]]] = {}
+    scores = {}
     for task in tasks:
         if task is EXPR_TO_POS:
-            from_cells = known if by_anchors is None else by_anchors
-            fit = partial(position_baselines, cells, from_cells, seed, tree_cells)
-            others = fit if baselines is None else baselines.result
-            score = score_positions if by_anchors is None else partial(score_anchored, section)
+            fit = partial(position_baselines, cells, by_anchors or known, seed, tree_cells)
+            others = baselines.result if baselines else fit
+            score = partial(score_anchored, section) if by_anchors else score_positions
             scored_task = score(module, cells, settings, seed, others)
         elif task is POS_TO_EXPR:
-            # Anchors are cells of the slice: nearer than any that were trained on.
-            around = known if cells.anchors is None else by_anchors
-            scored_task = score_expression(module, cells, around, settings, seed)
+            near = known if cells.anchors is None else by_anchors  # of the very slice
+            scored_task = score_expression(module, cells, near, settings, seed)
         else:
             scored_task = score_tissue(module, cells, known, settings, seed, with_slow=with_slow)
         scores[task.name] = without_undefined(scored_task.table)
@@ -210,18 +201,18 @@ def score_anchored(
         *(module, cells, EXPR_TO_POS.name, settings.model_copy(update={"estimator": "mean"}), seed),
         purpose="score",
     )
-    found = anchored_positions(module, cells, section, estimate, settings, seed)
+    anchored = anchored_positions(module, cells, section, estimate, settings, seed)
     methods = {
-        MODEL: found.mean.position.__getitem__,
-        ASSIGNED: found.assigned.position.__getitem__,
+        MODEL: anchored.mean.position.__getitem__,
+        ASSIGNED: anchored.assigned.position.__getitem__,
         WITHOUT_ANCHORS: estimate.position.__getitem__,
         **baselines(),
     }
     table = scored(cells, methods, partial(position_scores_of, with_shape=True))
-    for name, generated in ((MODEL, found.mean), (ASSIGNED, found.assigned)):
+    for name, generated in ((MODEL, anchored.mean), (ASSIGNED, anchored.assigned)):
         score = partial(radius_scores, generated=generated, other_frame=section is not None)
         table[name] |= over_slices(cells, partial(score, cells))
-    return ScoredTask(found.shown, table)
+    return ScoredTask(anchored.shown, table)
 
 
 def score_expression(

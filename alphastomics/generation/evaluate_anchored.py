@@ -86,11 +86,11 @@ def known_by_anchors(cells: InputCells, section: Reference | None) -> InputCells
 
 def shape_scores(predicted: np.ndarray, true: np.ndarray) -> dict[str, float]:
     """Compare the outline and the spacing of predicted cells with those of the true ones."""
-    found = {
+    scores = {
         "outline_overlap": outline_overlap(predicted, true),
         "spacing_distance": spacing_distance(predicted, true),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in scores.items() if value is not None}
 
 
 def radius_scores(

@@ -110,11 +110,7 @@ def predict_cells(
     require_known(cells, mode)
     require_placeable(cells, mode, settings, frame, section)
     if section is not None:
-        say_if_projected(module, section.cells)
-        cells, generated = predict_beside_section(module, cells, section, settings, seed)
-        if settings.estimator == "assigned":
-            generated = put_onto(cells, generated, section, seed)
-        return Predicted(cells, generated, [])
+        return predict_in_section(module, cells, section, settings, seed)
     anchored = cells.anchors is not None
     moved = anchored or settings.estimator == "assigned"
     from_estimate = settings.model_copy(update={"estimator": "mean"}) if moved else settings
@@ -138,6 +134,21 @@ def predict_cells(
     if settings.estimator == "assigned":
         generated = put_onto(cells, generated, frame, seed)
     return Predicted(cells, generated, frame_fits)
+
+
+def predict_in_section(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    section: Reference,
+    settings: SamplingConfig,
+    seed: int,
+) -> Predicted:
+    """Predict positions in the frame of another section, or assign cells to its positions."""
+    say_if_projected(module, section.cells)
+    cells, generated = predict_beside_section(module, cells, section, settings, seed)
+    if settings.estimator == "assigned":
+        generated = put_onto(cells, generated, section, seed)
+    return Predicted(cells, generated, [])
 
 
 def say_if_projected(module: AlphaSTomicsModule, known: InputCells) -> None:

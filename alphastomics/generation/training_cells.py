@@ -118,10 +118,8 @@ def predict_from_context(
         Positions to predict for.
     known
         Training cells.
-    seed
-        Seed of the choice of cells where there are very many.
-    level
-        Share of the cells that intervals hold.
+    seed, level
+        Seed of the choice of cells where there are very many; the share that intervals hold.
     """
     shape = cells.expression.shape
     values, std = (np.zeros(shape, np.float32) for _ in range(2))

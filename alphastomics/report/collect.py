@@ -58,10 +58,8 @@ def collect_findings(
     ----------
     module, genes
         The trained model and its genes.
-    cells
-        Cells whose positions are known.
-    settings, seed
-        How to sample.
+    cells, settings, seed
+        Cells whose positions are known, and how to sample.
     title, facts, scores, curves
         What was found before.
     generated
@@ -95,13 +93,8 @@ def collect_findings(
     if scores is None:
         missing["scores"] = "nothing was scored"
     inside = look_inside(module, cells, cells.rows_of(largest), able[0], seed)
-    return Findings(
-        *(title, facts, cells, genes, positions, predicted, new, path, inside),
-        held=held,
-        scores=scores,
-        curves=curves,
-        missing=missing,
-    )
+    shown = positions, predicted, new, path, inside
+    return Findings(title, facts, cells, genes, *shown, scores, curves, missing, held=held)
 
 
 def generate_for_page(
@@ -123,11 +116,11 @@ def generate_for_page(
         else generate(module, cells, mode, settings, seed, known, purpose="report")
         for mode in shown
     }
-    place = EXPR_TO_POS.name
-    if place in shown and place not in generated and (section or cells.anchors is not None):
-        estimate = results[place]
+    mode = EXPR_TO_POS.name
+    if mode in shown and mode not in generated and (section or cells.anchors is not None):
+        estimate = results[mode]
         by = anchored_positions(module, cells, section, estimate, settings, seed)
-        results[place] = by.shown
+        results[mode] = by.shown
     return results
 
 

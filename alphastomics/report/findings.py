@@ -131,8 +131,6 @@ class Findings:
         The truth, and the names of its genes.
     predicted_position, predicted, new, path, inside
         Results of the modes and of the look inside.
-    held
-        Share of true values that intervals of expression promise to hold, and do; by what.
     scores
         What `test` found: {mode: {method: {metric: value}}}.
     curves
@@ -143,6 +141,8 @@ class Findings:
         Columns of `obs` that cells can be coloured by.
     unit
         Unit of the coordinates.
+    held
+        Share of true values that intervals of expression promise to hold, and do; by what.
     """
 
     title: str
@@ -154,9 +154,9 @@ class Findings:
     new: NewTissue | None = None
     path: Path | None = None
     inside: Inside | None = None
-    held: tuple[float, float, str] | None = None
     scores: Scores | None = None
     curves: dict[str, Curve] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     columns: list[ObsColumn] = field(default_factory=list)
     unit: str = "µm"
+    held: tuple[float, float, str] | None = None
