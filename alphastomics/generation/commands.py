@@ -35,7 +35,13 @@ from alphastomics.generation.output import (
     write_generated_pt,
 )
 from alphastomics.generation.predict import predict_cells, require_known
-from alphastomics.generation.sources import Known, Surroundings, read_cells, with_known
+from alphastomics.generation.sources import (
+    Known,
+    Surroundings,
+    given_positions,
+    read_cells,
+    with_known,
+)
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
 from alphastomics.preprocessing.owned import require_not_read
@@ -301,10 +307,9 @@ def test(
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
-    section = None
-    if anchors is not None:
-        around = Surroundings(input_data, module, genes, config)
-        cells, _, section = with_known(cells, anchors, EXPR_TO_POS.name, around)
+    cells, section = given_positions(
+        cells, anchors, Surroundings(input_data, module, genes, config)
+    )
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)

@@ -119,7 +119,7 @@ def evaluate(
     by_anchors = known_by_anchors(cells, section)
     if says_time:
         say_expected_time(module, cells, known, settings, tasks)
-    scores = {}
+    scores: dict[str, dict[str, dict[str, float]]] = {}
     for task in tasks:
         if task is EXPR_TO_POS:
             fit = partial(position_baselines, cells, by_anchors or known, seed, tree_cells)

@@ -98,6 +98,10 @@ def predict_beside_section(
     generated = generate(module, both, EXPR_TO_POS.name, estimate, seed)
     reflection = module.config.loss.reflection
     generated = with_anchors(both, generated, settings, seed, reflection=reflection)
+    logger.info(
+        "radii are as large as errors of left-out cells of the section: what differs between both "
+        "sections is not counted, and cells may be further off"
+    )
     assert generated.radii is not None
     asked = slice(len(cells.names))
     assert generated.radii.curve is not None

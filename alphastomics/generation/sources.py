@@ -97,6 +97,21 @@ def with_known(cells: InputCells, anchors: str, mode: Mode, around: Surroundings
     return anchors_or_section(cells, known, str(path))
 
 
+def given_positions(
+    cells: InputCells, anchors: str | None, around: Surroundings
+) -> tuple[InputCells, Reference | None]:
+    """Take anchors or a section for cells that are scored; refuse an assignment without."""
+    if anchors is not None:
+        cells, _, section = with_known(cells, anchors, EXPR_TO_POS.name, around)
+        return cells, section
+    if around.config.sampling.estimator == "assigned":
+        raise InputError(
+            "--estimator assigned: puts cells onto the positions of a section, or between anchors: "
+            "name them with --anchors, or choose --estimator mean"
+        )
+    return cells, None
+
+
 def anchors_or_section(cells: InputCells, known: InputCells, source: str) -> Known:
     """Tell cells of the query, which are anchors, from another section of the tissue."""
     if is_section(cells, known):

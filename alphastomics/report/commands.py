@@ -27,7 +27,7 @@ from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed
-from alphastomics.generation.sources import Surroundings, read_cells, with_known
+from alphastomics.generation.sources import Surroundings, given_positions, read_cells
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
 from alphastomics.report.collect import collect_findings, generate_for_page
@@ -36,7 +36,7 @@ from alphastomics.report.findings import Scores
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
-from alphastomics.tasks import EXPR_TO_POS, TASKS
+from alphastomics.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +109,8 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
     config = with_trained_sampling(config, module)
     cells = read_cells(request.input_data, module, genes, config, request.split)
     require_all_positions(cells, request.input_data)
-    section = None
-    if request.anchors is not None:
-        around = Surroundings(request.input_data, module, genes, config)
-        cells, _, section = with_known(cells, request.anchors, EXPR_TO_POS.name, around)
+    around = Surroundings(request.input_data, module, genes, config)
+    cells, section = given_positions(cells, request.anchors, around)
     settings, seed = config.sampling, config.seed.global_seed
     near = (Path(config.data.processed_data_dir), checkpoint)
     scores, generated = request.scores, dict(request.generated)

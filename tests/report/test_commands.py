@@ -379,3 +379,6 @@ def test_anchors_that_leave_too_few_cells_to_score_are_refused(home, tmp_path, c
     arguments += ["--input_data", tmp_path / "cells.h5ad", "--anchors", "known"]
     words = refusal([*arguments, "--output", tmp_path / "scores.json"], capsys)
     assert "has 5 cell(s) that are no anchors" in words
+    arguments = [*arguments[:-2], "--estimator", "assigned"]
+    words = refusal([*arguments, "--output", tmp_path / "scores.json"], capsys)
+    assert "--estimator assigned: puts cells onto the positions of a section" in words
