@@ -118,6 +118,19 @@ def with_anchors(
     return replace(generated, position=position, position_std=std, radii=radii)
 
 
+def without_std(settings: SamplingConfig) -> SamplingConfig:
+    """Return settings of an estimate whose std anchors give: samples in many steps are not."""
+    return settings.model_copy(update={"estimator": "mean", "num_steps": 1})
+
+
+def all_anchored(cells: InputCells) -> bool:
+    """Say whether every slice has anchors."""
+    if cells.anchors is None:
+        return False
+    known = np.isfinite(cells.anchors).all(1)
+    return len(np.unique(cells.slice_id[known])) == len(cells.slice_names)
+
+
 def say_calibration(name: str, anchors: int, level: float) -> None:
     """Say what positions were found by, or that too few anchors are there to calibrate them."""
     share = 100 * level

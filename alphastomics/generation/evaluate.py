@@ -33,6 +33,7 @@ from alphastomics.evaluation.registry import (
     values_of,
 )
 from alphastomics.generation.ahead import Ahead
+from alphastomics.generation.anchors import without_std
 from alphastomics.generation.baselines import (
     TREE_CELLS,
     Predictor,
@@ -197,10 +198,8 @@ def score_anchored(
     baselines: Callable[[], dict[str, Predictor]],
 ) -> ScoredTask:
     """Score positions by anchors, assigned ones and those without, beside the baselines."""
-    estimate = generate(
-        *(module, cells, EXPR_TO_POS.name, settings.model_copy(update={"estimator": "mean"}), seed),
-        purpose="score",
-    )
+    mode = EXPR_TO_POS.name
+    estimate = generate(module, cells, mode, without_std(settings), seed, purpose="score")
     anchored = anchored_positions(module, cells, section, estimate, settings, seed)
     methods = {
         MODEL: anchored.mean.position.__getitem__,

@@ -13,7 +13,7 @@ import numpy as np
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import with_anchors
+from alphastomics.generation.anchors import all_anchored, with_anchors, without_std
 from alphastomics.generation.assignment import as_many, assigned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
@@ -114,6 +114,7 @@ def predict_cells(
     anchored = cells.anchors is not None
     moved = anchored or settings.estimator == "assigned"
     from_estimate = settings.model_copy(update={"estimator": "mean"}) if moved else settings
+    from_estimate = without_std(from_estimate) if all_anchored(cells) else from_estimate
     generated = generate(module, cells, mode, from_estimate, seed, known)
     if is_new:
         cells, generated = as_tissue(cells, generated, planar=module.planar)
@@ -155,8 +156,8 @@ def say_if_projected(module: AlphaSTomicsModule, known: InputCells) -> None:
     """Warn where positions of a volume are asked for by two coordinates."""
     if known.dims == 2 and not module.planar:
         logger.warning(
-            "anchors: have two coordinates, but the model knows volumes: predicted positions are "
-            "projected onto the anchors' plane; give x, y and z to predict the depth, too"
+            "anchors: have two coordinates, the model's tissue has three: predicted positions are "
+            "projected onto the anchors' plane; give x, y and z where the tissue is a volume"
         )
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import with_anchors
+from alphastomics.generation.anchors import with_anchors, without_std
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import Reference, are_row_numbers
 from alphastomics.generation.generate import Generated, generate
@@ -94,8 +94,7 @@ def predict_beside_section(
         The section whose cells are anchors.
     """
     both = beside_section(cells, section.cells)
-    estimate = settings.model_copy(update={"estimator": "mean"})
-    generated = generate(module, both, EXPR_TO_POS.name, estimate, seed)
+    generated = generate(module, both, EXPR_TO_POS.name, without_std(settings), seed)
     reflection = module.config.loss.reflection
     generated = with_anchors(both, generated, settings, seed, reflection=reflection)
     logger.info(
