@@ -5,8 +5,8 @@
 DATA and sets are those of `defaults.py`; every (set, seed) is a process of its own. A model is
 trained with nothing set, and test slices are predicted without anchors, with anchors, assigned, and
 by a k-NN on smoothed expression over the anchors alone; scores are of the cells that are no
-anchors. Then another section gives the anchors: the other test slice, or the first training slice
-where there is none. Expression at positions is scored with 10, 50 and 80 % of the slice known,
+anchors. Then another section gives the anchors: the other test slice where there is one, and the
+first training slice. Expression at positions is scored with 10, 50 and 80 % of the slice known,
 beside the spatial k-NN mean with its best k.
 """
 
@@ -193,11 +193,14 @@ def run(folder: Path, name: str, seed: int) -> dict[str, Any]:
         }
         shares = {share: by_anchors(model, cells, estimate, share, seed) for share in SHARES}
         known = {share: expression_by_known(model, cells, share, seed) for share in KNOWN}
-        other = test[1 - number] if len(test) == 2 else train[0]
-        section = model._cells(other, model.config)
+        others = [*(test[1 - number :][:1] if len(test) == 2 else []), train[0]]
+        sections = [model._cells(other, model.config) for other in others]
         result[slice_name] = {
             "positions": {0: alone, **shares},
-            "section": {section.slice_names[0]: by_section(model, cells, section, seed)},
+            "section": {
+                section.slice_names[0]: by_section(model, cells, section, seed)
+                for section in sections
+            },
             "expression": known,
         }
         show(slice_name, result[slice_name])

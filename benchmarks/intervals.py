@@ -15,6 +15,7 @@ import anndata
 import numpy as np
 import pyarrow as pa
 import scanpy as sc
+from scipy.sparse import issparse
 
 from alphastomics.generation.cells import InputCells, some_cells
 from alphastomics.generation.intervals import conformal_ends
@@ -26,6 +27,7 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 def read_cells(path: Path) -> InputCells:
     """Read a slice, normalised and standardised as in training."""
     data = anndata.read_h5ad(path)
+    data.X = data.X.toarray() if issparse(data.X) else data.X
     sc.pp.normalize_total(data, target_sum=1e4)
     sc.pp.log1p(data)
     sc.pp.scale(data)
