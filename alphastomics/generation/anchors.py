@@ -8,6 +8,7 @@ how far it is off (`radii.py`).
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ def with_anchors(
     seed: int,
     *,
     reflection: bool,
+    frame_alone: Collection[int] = (),
 ) -> Generated:
     """Bring estimated positions into the frame of the anchors, and correct them by the anchors.
 
@@ -83,6 +85,8 @@ def with_anchors(
         The estimator, the level of the radius, and the seed of a sample.
     reflection
         Allow the mirror image of the estimate: expression does not tell the two apart.
+    frame_alone
+        Numbers of slices whose anchors give the frame and nothing else: no radii, no std.
     """
     anchors = cells.anchors
     assert anchors is not None
@@ -100,9 +104,12 @@ def with_anchors(
                 name,
             )
             continue
-        result = anchored_slice(cells, rows, position[rows], name, seed, reflection=reflection)
+        corrected = number not in frame_alone
+        result = anchored_slice(
+            *(cells, rows, position[rows], name, seed), reflection=reflection, corrected=corrected
+        )
         at = result.position
-        if settings.estimator == "sample":
+        if settings.estimator == "sample" and corrected:
             at = sampled(result, known[rows], seed + number)
         position[rows, : cells.dims] = at
         position[rows[known[rows]]] = anchors[rows[known[rows]]]
@@ -113,7 +120,8 @@ def with_anchors(
         radius[:, rows] = np.where(known[rows], 0, result.scale * factors[:, None] + away)
         if len(result.errors) < LEAST_ANCHORS:
             radius[:, rows[~known[rows]]] = np.nan
-        say_calibration(name, len(result.errors), settings.radius_level)
+        if corrected:
+            say_calibration(name, len(result.errors), settings.radius_level)
     radii = Radii(radius[0], settings.radius_level, "anchors", known, radius[1:])
     return replace(generated, position=position, position_std=std, radii=radii)
 
@@ -157,8 +165,9 @@ def anchored_slice(
     seed: int,
     *,
     reflection: bool,
+    corrected: bool = True,
 ) -> AnchoredSlice:
-    """Predict the positions of one slice by those that are known."""
+    """Predict the positions of one slice by those that are known; or move them into the frame."""
     assert cells.anchors is not None
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
@@ -184,6 +193,10 @@ def anchored_slice(
             *(where, fit.scale),
         )
     prior = fit.apply(estimate)[:, :dims]
+    if not corrected:
+        unknown = np.full((len(rows), cells.dims), np.nan)
+        flat = np.hstack([prior, np.full((len(rows), cells.dims - dims), at[0, 2])])
+        return AnchoredSlice(flat, unknown, unknown[:, 0], np.zeros(0))
     left_out = left_out_prior(estimate[known], at, fit, dims, reflection=reflection)
     features = features_of(cells, rows, estimate[:, :dims])
     regression = AnchorRegression(features, prior, known, at[:, :dims], seed)

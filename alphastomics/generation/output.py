@@ -42,6 +42,7 @@ UNCALIBRATED = (
     "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "
     "std_error_ratio)"
 )
+UNKNOWN_STD = f"{STD_KEY} is NaN: the reference section differs too much from the slices"
 OF_A_SECTION = (
     f"{STD_KEY} is the error of cells of the reference section that were left out; it says nothing "
     "of what differs between both sections"
@@ -157,7 +158,9 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
         del data.obs[column]
     radii = generated.radii
     record: dict[str, Any] = {"spatial_std_calibrated": True}
-    if radii is not None and radii.by_section:
+    if np.isnan(generated.position_std[:, 0]).all():
+        record = {"spatial_std_calibrated": False, "spatial_std_note": UNKNOWN_STD}
+    elif radii is not None and radii.by_section:
         record = {"spatial_std_calibrated": False, "spatial_std_note": OF_A_SECTION}
     elif radii is None or radii.anchored is None or np.isnan(radii.radius).any():
         record = {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from scipy.spatial import cKDTree
 
 from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import with_anchors, without_std
-from alphastomics.generation.cells import InputCells
+from alphastomics.generation.anchors import expression_features, with_anchors, without_std
+from alphastomics.generation.cells import InputCells, some_cells
 from alphastomics.generation.frame import Reference, are_row_numbers
 from alphastomics.generation.generate import Generated, generate
 from alphastomics.generation.radii import SECTION
@@ -23,6 +24,10 @@ from alphastomics.preprocessing.query_fit import require_enough
 from alphastomics.tasks import EXPR_TO_POS
 
 logger = logging.getLogger(__name__)
+
+# Cells of either section that are compared, and neighbours of each. Two planes of one embryo
+# share 0.56, serial sections 0.53, two embryos 0.72.
+COMPARED_CELLS, NEIGHBOURS, MOST_OWN = 1_000, 10, 0.65
 
 
 def is_section(cells: InputCells, known: InputCells) -> bool:
@@ -77,6 +82,35 @@ def beside_section(cells: InputCells, section: InputCells) -> InputCells:
     )
 
 
+def slices_unlike(both: InputCells, number_asked: int) -> list[int]:
+    """Say which slices differ so much from the section that its cells do not stand for theirs.
+
+    Among as many cells of either, half of a cell's nearest cells by expression are of its own
+    section if both are alike.
+    """
+    unlike = []
+    for number, name in enumerate(both.slice_names):
+        rows = both.rows_of(number)
+        sides = rows[rows < number_asked], rows[rows >= number_asked]
+        few = min(COMPARED_CELLS, *map(len, sides))
+        rng = np.random.default_rng(0)
+        some = some_cells(both, np.concatenate([rng.permutation(side)[:few] for side in sides]))
+        _, features = expression_features(some, np.arange(2 * few))
+        is_section = np.arange(2 * few) >= few
+        count = min(NEIGHBOURS, 2 * few - 1)
+        near = cKDTree(features).query(features, k=range(2, count + 2))[1]
+        share = float((is_section[near] == is_section[:, None]).mean())
+        if share > MOST_OWN:
+            unlike.append(number)
+            logger.warning(
+                "slice %s: differs from the section: %.0f %% of a cell's nearest cells by "
+                "expression are of its own section, where 50 %% would be if both were alike. The "
+                "section gives the frame alone, and there are no radii",
+                *(name, 100 * share),
+            )
+    return unlike
+
+
 def predict_beside_section(
     module: AlphaSTomicsModule,
     cells: InputCells,
@@ -95,12 +129,17 @@ def predict_beside_section(
     """
     both = beside_section(cells, section.cells)
     generated = generate(module, both, EXPR_TO_POS.name, without_std(settings), seed)
-    reflection = module.config.loss.reflection
-    generated = with_anchors(both, generated, settings, seed, reflection=reflection)
-    logger.info(
-        "radii are as large as errors of left-out cells of the section: what differs between both "
-        "sections is not counted, and cells may be further off"
+    unlike = slices_unlike(both, len(cells.names))
+    generated = with_anchors(
+        *(both, generated, settings, seed),
+        reflection=module.config.loss.reflection,
+        frame_alone=unlike,
     )
+    if len(unlike) < len(cells.slice_names):
+        logger.info(
+            "radii are as large as errors of left-out cells of the section: what differs between "
+            "both sections is not counted, and cells may be further off"
+        )
     assert generated.radii is not None
     asked = slice(len(cells.names))
     assert generated.radii.curve is not None
@@ -110,11 +149,13 @@ def predict_beside_section(
         calibrated_by=f"{SECTION}: {section.cells.slice_names[0]}",
         anchored=None,
     )
+    # Where the section gives the frame alone, nothing is known of how far off cells are.
+    nothing_known = len(unlike) == len(cells.slice_names)
     return replace(cells, dims=section.cells.dims), replace(
         generated,
         expression=cells.expression,
         expression_std=generated.expression_std[asked],
         position=generated.position[asked],
         position_std=generated.position_std[asked],
-        radii=radii,
+        radii=None if nothing_known else radii,
     )

@@ -7,11 +7,20 @@ from pathlib import Path
 import anndata
 import numpy as np
 import pytest
+from scipy.spatial.distance import pdist
 
+from alphastomics.config import SamplingConfig
 from alphastomics.errors import InputError
+from alphastomics.generation.anchors import with_anchors
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import frame_of
-from alphastomics.generation.section import beside_section, is_section, section_of
+from alphastomics.generation.generate import Generated
+from alphastomics.generation.section import (
+    beside_section,
+    is_section,
+    section_of,
+    slices_unlike,
+)
 from tests.generation.test_anchors import placed
 
 
@@ -128,3 +137,35 @@ def test_two_coordinates_for_a_model_of_volumes_are_said(workspace, query, secti
         module.planar = planar
         say_if_projected(module, cells_of(1))
         assert ("projected onto the anchors' plane" in caplog.text) == said
+
+
+def test_a_section_unlike_the_slice_gives_the_frame_alone(caplog):
+    rng = np.random.default_rng(0)
+    query, section = cells_of(0), cells_of(1, prefix="s")
+    both = beside_section(query, section)
+    assert slices_unlike(both, 30) == []
+    other = replace(section, expression=section.expression + np.float32(8))
+    both = beside_section(query, other)
+    assert slices_unlike(both, 30) == [0]
+    assert "100 % of a cell's nearest cells by expression are of its own section" in caplog.text
+    estimate = np.pad(rng.normal(size=(60, 2)), ((0, 0), (0, 1))).astype(np.float32)
+    nothing = np.zeros_like(estimate)
+    generated = Generated(both.expression, both.expression, estimate, nothing)
+    result = with_anchors(both, generated, SamplingConfig(), 0, reflection=True, frame_alone=[0])
+    # Rotated, shifted, scaled, and otherwise as the model has them.
+    before, after = (pdist(part[:30, :2]) for part in (estimate, result.position))
+    np.testing.assert_allclose(after / before, (after / before)[0], rtol=1e-4)
+    assert np.isnan(result.radii.radius[:30]).all()
+    assert np.isnan(result.position_std[:30, :2]).all()
+
+
+def test_a_file_of_a_section_unlike_the_slice_has_no_radii(
+    workspace, query, section, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("alphastomics.generation.section.MOST_OWN", 0.0)
+    result = placed(workspace, query, tmp_path, anchors=str(section), estimator="sample")
+    assert not [name for name in result.obs if name.startswith("position_radius")]
+    record = result.uns["alphastomics"]["expr_to_pos"]
+    assert "radius_calibrated_by" not in record
+    assert "differs too much" in record["spatial_std_note"]
+    assert np.isfinite(result.obsm["spatial_pred"]).all()
