@@ -97,7 +97,8 @@ def by_anchors(
 def covered(generated: Generated, error: np.ndarray, rest: np.ndarray) -> dict[str, float]:
     """Return the share of cells within their radii, by level, and the rank correlation of both."""
     radii = generated.radii
-    assert radii is not None
+    if radii is None:  # the section gave the frame alone
+        return {}
     assert radii.curve is not None
     held = {
         f"covered {level}": float((error <= radii.curve[CURVE_LEVELS.index(level)])[rest].mean())

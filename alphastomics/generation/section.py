@@ -130,6 +130,14 @@ def predict_beside_section(
     both = beside_section(cells, section.cells)
     generated = generate(module, both, EXPR_TO_POS.name, without_std(settings), seed)
     unlike = slices_unlike(both, len(cells.names))
+    name = section.cells.slice_names[0]
+    if name in module.slice_names:
+        logger.warning(
+            "section %s: the model was trained on a slice of this name, and errors on its cells "
+            "say nothing of others: it gives the frame alone, and there are no radii",
+            name,
+        )
+        unlike = list(range(len(cells.slice_names)))
     generated = with_anchors(
         *(both, generated, settings, seed),
         reflection=module.config.loss.reflection,
@@ -146,7 +154,7 @@ def predict_beside_section(
     radii = generated.radii._replace(
         radius=generated.radii.radius[asked],
         curve=generated.radii.curve[:, asked],
-        calibrated_by=f"{SECTION}: {section.cells.slice_names[0]}",
+        calibrated_by=f"{SECTION}: {name}",
         anchored=None,
     )
     # Where the section gives the frame alone, nothing is known of how far off cells are.

@@ -42,6 +42,7 @@ def test_other_cells_are_a_reference_section_whose_frame_positions_are_in(model,
     query, section = slices
     query.obs_names = [f"a_{name}" for name in query.obs_names]
     section.obs_names = [f"b_{name}" for name in section.obs_names]
+    section.obs["slice_id"] = "another"
     section.obsm["spatial"] = np.asarray(section.obsm["spatial"]) + 1e4
     position = model.predict_positions(query, anchors=section)
     centre = np.asarray(section.obsm["spatial"]).mean(0)

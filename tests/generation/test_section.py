@@ -36,6 +36,7 @@ def query(workspace: Path) -> anndata.AnnData:
 def section(workspace: Path, tmp_path: Path) -> Path:
     data = anndata.read_h5ad(workspace / "slices/slice_1.h5ad")
     data.obs_names = [f"b_{name}" for name in data.obs_names]
+    data.obs["slice_id"] = "another"
     data.obsm["spatial"] = np.asarray(data.obsm["spatial"]) + np.array([1e4, -500])
     data.write_h5ad(tmp_path / "section.h5ad")
     return tmp_path / "section.h5ad"
@@ -96,7 +97,7 @@ def test_positions_come_out_in_the_frame_of_the_section_with_radii_of_another_se
     assert np.isfinite(result.obs["position_radius_90"]).all()
     assert "position_is_anchor" not in result.obs
     record = result.uns["alphastomics"]["expr_to_pos"]
-    assert record["radius_calibrated_by"] == "another section: slice_1"
+    assert record["radius_calibrated_by"] == "another section: another"
     assert not record["spatial_std_calibrated"]
     assert "reference section" in record["spatial_std_note"]
     assert "taken as a reference section" in caplog.text
@@ -159,10 +160,17 @@ def test_a_section_unlike_the_slice_gives_the_frame_alone(caplog):
     assert np.isnan(result.position_std[:30, :2]).all()
 
 
-def test_a_file_of_a_section_unlike_the_slice_has_no_radii(
-    workspace, query, section, tmp_path, monkeypatch
+@pytest.mark.parametrize("unlike", [True, False])
+def test_a_section_unlike_the_slice_or_of_the_training_gives_no_radii(
+    workspace, query, section, tmp_path, monkeypatch, unlike
 ):
-    monkeypatch.setattr("alphastomics.generation.section.MOST_OWN", 0.0)
+    # Here, or where the model was trained on the section.
+    if unlike:
+        monkeypatch.setattr("alphastomics.generation.section.MOST_OWN", 0.0)
+    else:
+        data = anndata.read_h5ad(section)
+        data.obs["slice_id"] = "slice_1"
+        data.write_h5ad(section)
     result = placed(workspace, query, tmp_path, anchors=str(section), estimator="sample")
     assert not [name for name in result.obs if name.startswith("position_radius")]
     record = result.uns["alphastomics"]["expr_to_pos"]

@@ -362,6 +362,7 @@ def test_anchors_are_given_and_all_others_are_scored_and_shown(home: Path, tmp_p
 
     section = anndata.read_h5ad(home / "h5/slice_0.h5ad")
     section.obs_names = [f"other_{name}" for name in section.obs_names]
+    section.obs["slice_id"] = "another"
     section.write_h5ad(tmp_path / "section.h5ad")
     scores, page = test("section", "--anchors", str(tmp_path / "section.h5ad"))
     assert set(placing) == set(scores["expr_to_pos"])
