@@ -86,7 +86,7 @@ def slices_unlike(both: InputCells, number_asked: int) -> list[int]:
     """Say which slices differ so much from the section that its cells do not stand for theirs.
 
     Among as many cells of either, half of a cell's nearest cells by expression are of its own
-    section if both are alike.
+    section where both have the same distribution.
     """
     unlike = []
     for number, name in enumerate(both.slice_names):
@@ -104,7 +104,7 @@ def slices_unlike(both: InputCells, number_asked: int) -> list[int]:
             unlike.append(number)
             logger.warning(
                 "slice %s: differs from the section: %.0f %% of a cell's nearest cells by "
-                "expression are of its own section, where 50 %% would be if both were alike. The "
+                "expression are of its own section, against 50 %% of equal distributions. The "
                 "section gives the frame alone, and there are no radii",
                 *(name, 100 * share),
             )
