@@ -39,18 +39,23 @@ from alphastomics.extract.files import OBSM_KEY, obsm_of
 from alphastomics.extract.folder import stored
 from alphastomics.extract.h5ad import embed_h5ad_cells
 from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells
-from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.known_positions import (
-    anchors_of_cells,
     anchors_of_column,
     anchors_of_table,
     known_in_slice,
 )
 from alphastomics.generation.left_out import errors_in
-from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
+from alphastomics.generation.output import (
+    INTERVAL_KEYS,
+    is_radius_key,
+    new_anndata,
+    put_counts,
+    put_into,
+)
 from alphastomics.generation.predict import Predicted, predict_cells
+from alphastomics.generation.sources import Known, anchors_or_section, check_slices, read_cells
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
@@ -114,7 +119,8 @@ class TrainedVerbs:
         anchors
             Cells of `adata` whose position is known: an AnnData with their coordinates, a table
             with the columns x, y and, in space, z, or the name of a column of obs that marks them.
-            None takes the rows of the coordinates that are not NaN, where others are.
+            None takes the rows of the coordinates that are not NaN, where others are. An AnnData
+            of other cells is a reference section of the tissue: positions come out in its frame.
         **keywords
             Settings of `sampling`, such as `estimator`, `num_steps` or `radius_level`, and `seed`.
 
@@ -296,36 +302,38 @@ class TrainedVerbs:
         config = updated(self.config, keywords)
         cells = self._cells(adata, config)
         frame = None if reference is None else self._frame(reference, config)
-        known = None
+        known = section = None
         if anchors is not None and TASKS[mode] is EXPR_TO_POS:
-            cells = self._anchored(cells, adata, anchors, config)
+            cells, _, section = self._anchored(cells, adata, anchors, config)
         elif anchors is not None:
             known = known_in_slice(cells, self._cells(anchors, config, "anchors"), "anchors")
-        cells, generated, frame_fits = self._generate(cells, mode, config, frame=frame, known=known)
+        cells, generated, frame_fits = self._generate(
+            cells, mode, config, frame=frame, known=known, section=section
+        )
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
         if "alphastomics" in adata.uns:
             scratch.uns["alphastomics"] = adata.uns["alphastomics"]
         put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
         old = [name for name in adata.obs if TASKS[mode] is EXPR_TO_POS and is_radius_key(name)]
         put_quietly(adata, "obs", dict(scratch.obs), dropped=old)
+        stale = [key for key in INTERVAL_KEYS if TASKS[mode].generates_expression]
+        put_quietly(adata, "layers", {}, dropped=[key for key in stale if key in adata.layers])
         for slot in ("obsm", "layers", "uns"):
             put_quietly(adata, slot, getattr(scratch, slot))
         return generated, cells
 
-    def _anchored(
-        self, cells: InputCells, adata: AnnData, anchors: Any, config: Config
-    ) -> InputCells:
-        """Take known positions from an AnnData, a table, or a column of obs."""
+    def _anchored(self, cells: InputCells, adata: AnnData, anchors: Any, config: Config) -> Known:
+        """Take known positions from an AnnData, a table, or a column of obs, or a section."""
         if isinstance(anchors, str):
-            return anchors_of_column(cells, adata.obs, anchors)
+            return Known(anchors_of_column(cells, adata.obs, anchors))
         if isinstance(anchors, pd.DataFrame):
-            return anchors_of_table(cells, anchors)
+            return Known(anchors_of_table(cells, anchors))
         if not isinstance(anchors, AnnData):
             raise InputError(
                 "anchors: expected an AnnData, a table with the columns x and y, or the name of a "
                 f"column of obs, got {type(anchors).__name__}"
             )
-        return anchors_of_cells(cells, self._cells(anchors, config, "anchors"), "anchors")
+        return anchors_or_section(cells, self._cells(anchors, config, "anchors"), "anchors")
 
     def _frame(self, reference: Any, config: Config) -> Reference:
         """Read a slice that lies in the frame."""
@@ -342,6 +350,7 @@ class TrainedVerbs:
         *,
         frame: Reference | None = None,
         known: InputCells | None = None,
+        section: Reference | None = None,
         is_new: bool = False,
     ) -> Predicted:
         model = self._trained()
@@ -351,6 +360,7 @@ class TrainedVerbs:
             *(model.module, cells, mode, config.sampling, config.seed.global_seed),
             known=known,
             frame=frame,
+            section=section,
             errors=errors_in(model.record.get("verdict", {}), "the model's record"),
             is_new=is_new,
         )

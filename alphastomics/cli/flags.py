@@ -103,6 +103,15 @@ SLICE_INPUT = [
 SPLIT = settings(
     PREPROCESSING, "train_ratio", "val_ratio", "max_shard_size", "split_by", "layout", "storage"
 )
+ANCHORS = Flag(
+    "anchors",
+    help="Cells whose position is known: a CSV of cell name, x, y[, z], a file of cells, a column "
+    "of obs that marks them, or another section of the tissue (.h5ad).",
+    default="none",
+    metavar="FILE_OR_COLUMN",
+    kind=str,
+)
+
 _COMMANDS = {
     "preprocess": Command(
         "Convert a folder of slices into Parquet shards: stage 1 and stage 2 in one go.",
@@ -177,7 +186,9 @@ _COMMANDS = {
                 metavar="MODE",
                 many=True,
             ),
+            ANCHORS,
             Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
+            Flag("estimator", "sampling.estimator"),
             *settings("sampling", "sampler", "num_samples"),
             *settings(PREPROCESSING, "cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
@@ -210,6 +221,8 @@ _COMMANDS = {
             *INPUT_FORMAT,
             SPLIT_NAME,
             path_flag("scores", "JSON file that test wrote.", default="scored anew"),
+            ANCHORS,
+            Flag("estimator", "sampling.estimator", default=AS_TRAINED),
             Flag(
                 "genes",
                 help="Genes that must be among the page's colours.",
@@ -267,13 +280,9 @@ _COMMANDS = {
                 default="centred positions",
                 excludes="frame",
             ),
-            Flag(
-                "anchors",
-                help="Cells whose position is known: a CSV of cell name, x, y[, z], a file of "
-                "cells, or a column of obs that marks them.",
+            replace(
+                ANCHORS,
                 default="rows of the input's coordinates that are not NaN",
-                metavar="FILE_OR_COLUMN",
-                kind=str,
                 excludes="frame",
             ),
             switch("frame_scale", "Let the tissue grow or shrink as a whole onto the frame."),

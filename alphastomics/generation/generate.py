@@ -31,6 +31,7 @@ from alphastomics.generation.cells import (
     unit_of,
 )
 from alphastomics.generation.chunks import ChunkPlan, Seam
+from alphastomics.generation.intervals import ExpressionIntervals
 from alphastomics.generation.radii import Radii
 from alphastomics.generation.slices import (
     SliceSample,
@@ -58,7 +59,7 @@ class Generated:
     `seams` are those of slices that were too large for one set. `counts` are those that sampled
     expression stands for, where the model was trained on counts; `scaling` is what it is
     standardised by in each slice. `cell_type` names that of new cells, where types are known.
-    `radii` are how far off positions are, where that is calibrated.
+    `radii` are how far off positions are, and `intervals` expression, where that is calibrated.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -70,6 +71,7 @@ class Generated:
     scaling: Scaling | None = None
     cell_type: np.ndarray | None = None
     radii: Radii | None = None
+    intervals: ExpressionIntervals | None = None
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
@@ -106,14 +108,10 @@ def generate(
     ----------
     module
         The trained model, on the device to use.
-    cells
-        What is given.
-    mode
-        What is generated.
-    settings
-        Steps, solver, samples and estimator.
-    seed
-        Seed of the samples: the same one gives the same cells.
+    cells, mode
+        What is given, and what is generated.
+    settings, seed
+        Steps, solver, samples and estimator; the same seed gives the same cells.
     known
         Training cells: with `pos_to_expr`, the estimate at positions in their frame comes from
         those around.
@@ -146,7 +144,8 @@ def generate(
     if settings.estimator == "sample":
         result = with_drawn(result, samplers, cells, module.type_names)
     if task.reads_training_cells and settings.estimator == "mean":
-        result = with_context(result, predict_from_context(module, cells, known, seed))
+        context = predict_from_context(module, cells, known, seed, settings.radius_level)
+        result = with_context(result, context)
     return result
 
 
@@ -180,6 +179,7 @@ def with_context(generated: "Generated", context: ContextPrediction) -> "Generat
         generated,
         expression=np.where(context.covered, context.expression, generated.expression),
         expression_std=np.where(context.covered, context.std, generated.expression_std),
+        intervals=context.intervals,
     )
 
 
