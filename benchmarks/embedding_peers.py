@@ -82,8 +82,8 @@ def main() -> None:
             begun = time.process_time()
             embeddings[name] = function(data)
             seconds[name] = time.process_time() - begun + seconds["scvi"]
-    print("CPU seconds", json.dumps(seconds), flush=True)
-    np.savez(asked.out, **embeddings)
+        print("CPU seconds", json.dumps(seconds), flush=True)
+        np.savez(asked.out, **embeddings)
 
 
 if __name__ == "__main__":
