@@ -162,7 +162,7 @@ def run(name: str, chosen: dict[str, Any], asked: argparse.Namespace) -> dict[st
     slug = "".join(letter if letter.isalnum() else "_" for letter in name)
     embeddings = pca(train, test) | peers(train, test, asked.cache / f"{slug}.npz", asked)
     model = model_of(train, chosen, asked.cache / slug)
-    for mode in MODES:
+    for mode in asked.modes:
         for positions in (True, False):
             label = f"{mode}, {'with' if positions else 'without'} positions"
             embeddings[label] = of_slices(
@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--cache", type=Path, required=True, help="folder of models and peers")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--peers_python", type=Path)
     parser.add_argument("--peers", nargs="+", choices=METHODS, default=["cellcharter"])
     parser.add_argument("--json", type=Path)
