@@ -35,9 +35,9 @@ from alphastomics.config import Config, ExtractConfig, Mode
 from alphastomics.diffusion_model.hub_model import TrainedModel, publish_model, stated, write_model
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.extract.files import OBSM_KEY, obsm_of
-from alphastomics.extract.folder import stored
+from alphastomics.extract.files import OBSM_KEY, obsm_of, stored
 from alphastomics.extract.h5ad import embed_h5ad_cells
+from alphastomics.extract.latents import log_mode, resolve_mode
 from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated
@@ -222,7 +222,8 @@ class TrainedVerbs:
         adata
             Cells with counts; those without coordinates are embedded by expression alone.
         mode
-            Which hidden state: encoder, transformer or all_layers.
+            latent, niche, a hidden state (encoder, transformer, all_layers), or auto, the best one:
+            `docs/embeddings.md` says what each is for.
         **keywords
             More settings, such as `seed`, which decides the cells that share a set.
 
@@ -233,11 +234,15 @@ class TrainedVerbs:
         """
         model = self._trained()
         config = updated({**document_of(self.config), "extract": {"mode": mode}}, keywords)
+        chosen = resolve_mode(config.extract.mode, model.module)
+        log_mode(config.extract.mode, chosen)
         trained = model.module.config
         set_size = trained.data.loading.set_size or trained.training.batch_size
-        with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, mode):
+        with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, chosen):
             rows = path.with_name("rows")
-            shape = embed_h5ad_cells(model.module, model.genes, path, reading, set_size, rows)
+            shape = embed_h5ad_cells(
+                *(model.module, model.genes, path, reading, chosen, set_size, rows)
+            )
             embeddings = np.array(stored(rows, shape))
         old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
         put_quietly(adata, "obsm", obsm_of(embeddings), dropped=old)
