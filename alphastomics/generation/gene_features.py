@@ -30,7 +30,8 @@ COMPONENTS, NEAREST_COMPONENTS = 200, 50
 SMOOTHED_CELLS = 20_000
 # Distances of so many cells to all others are held at a time.
 BLOCK = 1_000
-SMALLEST = 1e-12
+FOLDS = 5
+SMALLEST, SMALLEST_SIZE = 1e-12, 1e-6
 
 
 @dataclass(frozen=True)
@@ -186,44 +187,81 @@ def feature_blocks(
                 if count == min(scale, most):
                     block[located] = total / count
     for block in blocks[2:]:
-        block /= np.maximum(block.std(0), 1e-6)
+        block /= np.maximum(block.std(0), SMALLEST_SIZE)
     return blocks
 
 
 class Features(NamedTuple):
-    """Leading components of each kind of feature, in their order."""
+    """Leading components of each kind of feature: own, smoothed, then surroundings if any."""
 
-    own: Float32[np.ndarray, "N C"]
-    smoothed: Float32[np.ndarray, "N C"]
-    surroundings: Float32[np.ndarray, "N D"]
+    blocks: tuple[Float32[np.ndarray, "N C"], ...]
 
     def take(self, rows: np.ndarray) -> "Features":
         """Return those of some cells."""
-        return Features(*(part[rows] for part in self))
+        return Features(tuple(block[rows] for block in self.blocks))
 
-    @property
-    def expression(self) -> Float32[np.ndarray, "N H"]:
-        """Own and smoothed components that nearest cells are looked for in."""
-        parts = (self.own, self.smoothed)
-        return np.hstack([part[:, :NEAREST_COMPONENTS] for part in parts])
+    def leading(self, kinds: int, most: int) -> Float32[np.ndarray, "N H"]:
+        """Return the first components of the first kinds of features, side by side."""
+        return np.hstack([block[:, :most] for block in self.blocks[:kinds]])
 
 
 def projected(
     known: list[Float32[np.ndarray, "N F"]], asked: list[Float32[np.ndarray, "M F"]]
 ) -> tuple[Features, Features]:
     """Project blocks of both sides onto the components of the known cells, of comparable size."""
-    pairs = []
-    for ours, theirs in zip(known, asked, strict=True):
-        width = min(COMPONENTS, *ours.shape)
-        pca = PCA(width, random_state=0).fit(ours)
-        values = pca.transform(ours)
-        size = max(float(values[:, 0].std()), 1e-6)
-        pairs.append((values / size, pca.transform(theirs) / size))
-    sides = []
-    for side in zip(*pairs, strict=True):
-        around = np.hstack(side[2:]) if len(side) > 2 else np.zeros((len(side[0]), 0), np.float32)
-        sides.append(Features(*(np.asarray(p, np.float32) for p in (*side[:2], around))))
-    return sides[0], sides[1]
+    sides: tuple[list[np.ndarray], ...] = ([], [])
+    for pair in zip(known, asked, strict=True):
+        pca = PCA(min(COMPONENTS, *pair[0].shape), random_state=0).fit(pair[0])
+        values = [pca.transform(part) for part in pair]
+        size = max(float(values[0][:, 0].std()), SMALLEST_SIZE)
+        for side, part in zip(sides, values, strict=True):
+            side.append((part / size).astype(np.float32))
+    return Features(tuple(sides[0])), Features(tuple(sides[1]))
+
+
+class Both(NamedTuple):
+    """Known cells and a query, by the genes that both measured.
+
+    Attributes
+    ----------
+    known, query
+        Features of both.
+    scaled
+        All genes of the known cells, standardised within their slices, with mean and std.
+    factor
+        Share of each query cell's total that the shared genes have.
+    fold
+        Which fold each known cell is left out with.
+    """
+
+    known: Features
+    query: Features
+    scaled: Scaled
+    factor: Float64[np.ndarray, " N"]
+    fold: Int64[np.ndarray, " M"]
+
+
+def features_of_both(
+    known: GeneCells, query: GeneCells, rng: np.random.Generator, *, is_log: bool
+) -> Both:
+    """Bring both sides to the same features; all slices of the query measured the same genes."""
+    present = np.unique(known.slice_id)
+    shared = query.measured[query.slice_id[0]] & known.measured[present].any(0)
+    totals = [by_shared_total(cells.values, shared, is_log=is_log) for cells in (known, query)]
+    scaled = [
+        scaled_within_slices(part.values, cells)
+        for part, cells in zip(totals, (known, query), strict=True)
+    ]
+    spatial = bool(known.is_located.any() and query.is_located.all())
+    blocks = [
+        feature_blocks(part.values[:, shared], cells, spatial=spatial)
+        for part, cells in zip(scaled, (known, query), strict=True)
+    ]
+    names = {known.slice_names[number] for number in present}
+    across = len(present) > 1 and not names & set(query.slice_names)
+    # Of a new slice, no cell of its own is known: neither is one of a left-out cell's slice.
+    group = np.searchsorted(present, known.slice_id) if across else rng.permutation(len(known))
+    return Both(*projected(*blocks), scaled[0], totals[1].total / TARGET_SUM, group % FOLDS)
 
 
 def nearest(

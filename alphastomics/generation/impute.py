@@ -15,22 +15,20 @@ from jaxtyping import Float32, Float64, Int64
 
 from alphastomics.attn_model.count_model import CountModel
 from alphastomics.generation.gene_features import (
+    COMPONENTS,
     NEAREST_COMPONENTS,
     Features,
     GeneCells,
     Scaled,
     by_shared_total,
-    feature_blocks,
+    features_of_both,
     nearest,
-    projected,
-    scaled_within_slices,
 )
 from alphastomics.generation.spatial_context import stacking_weights
 from alphastomics.preprocessing.schema import TARGET_SUM
 
 NEIGHBOURS = (5, 15, 50, 150)
 PENALTIES = (10.0, 30.0, 100.0, 300.0, 1e3, 3e3)
-FOLDS = 5
 # Cells that the regressions are fitted to: more change little.
 FIT_CELLS = 20_000
 # Numbers of all columns that are held at a time: 1 GB.
@@ -115,36 +113,21 @@ class GeneRegression:
         *,
         is_log: bool,
     ) -> None:
-        present = np.unique(known.slice_id)
-        self.shared = query.measured[query.slice_id[0]] & known.measured[present].any(0)
-        ours, theirs = (
-            by_shared_total(c.values, self.shared, is_log=is_log) for c in (known, query)
-        )
-        scaled = scaled_within_slices(ours.values, known)
-        other = scaled_within_slices(theirs.values, query)
-        self.target = scaled.values[:, asked].astype(np.float64)
-        self.unit = mean_unit(scaled, known, asked)
-        self.factor = theirs.total / TARGET_SUM
+        self.both = features_of_both(known, query, rng, is_log=is_log)
+        self.target = self.both.scaled.values[:, asked].astype(np.float64)
+        self.unit = mean_unit(self.both.scaled, known, asked)
         self.is_log = is_log
-        spatial = bool(known.is_located.any() and query.is_located.all())
-        blocks = [
-            feature_blocks(values[:, self.shared], cells, spatial=spatial)
-            for values, cells in ((scaled.values, known), (other.values, query))
-        ]
-        self.known, self.query = projected(*blocks)
-        across = len(present) > 1 and not set(query.slice_names) & {
-            known.slice_names[number] for number in present
-        }
-        # Of a new slice, no cell of its own is known: neither is one of a left-out cell's slice.
-        cells = np.searchsorted(present, known.slice_id) if across else rng.permutation(len(known))
-        self.fold = cells % FOLDS
 
     def predict(self) -> Imputed:
         """Return what the combination says of the query, gene by gene, and how far off it is."""
-        folds = [self.fold == number for number in np.unique(self.fold)]
-        inside = [Columns(self.known.take(~out), self.known.take(out)) for out in folds]
-        whole = Columns(self.known, self.query)
-        held = max(len(self.target), len(self.factor)) * whole.number
+        known, query, _, factor, fold = self.both
+        folds = [fold == number for number in np.unique(fold)]
+        # The same scales in all folds: at most half of the cells that the smallest is fitted to.
+        fewest = min(int((~out).sum()) for out in folds)
+        scales = [k for k in NEIGHBOURS if k <= fewest // 2] or [1]
+        inside = [Columns(known.take(~out), known.take(out), scales) for out in folds]
+        whole = Columns(known, query, scales)
+        held = max(len(fold), len(factor)) * whole.number
         parts = np.array_split(self.target, -(-self.target.shape[1] * held // HELD), axis=1)
         results = []
         for target in parts:
@@ -153,7 +136,7 @@ class GeneRegression:
                 left_out[:, out] = columns.predict(target[~out])
             results.append(combined(left_out, whole.predict(target), target))
         joined = Imputed(*(np.concatenate(part, axis=-1) for part in zip(*results, strict=True)))
-        return in_unit_of_query(joined, *self.unit, self.factor, is_log=self.is_log)
+        return in_unit_of_query(joined, *self.unit, factor, is_log=self.is_log)
 
 
 def mean_unit(
@@ -194,17 +177,18 @@ class Columns:
     ----------
     known, asked
         Features of the cells that are fitted to, and of those that are predicted.
+    scales
+        Numbers of nearest cells.
     """
 
-    def __init__(self, known: Features, asked: Features) -> None:
-        most = max(min(max(NEIGHBOURS), len(known.own) // 2), 1)
-        self.scales = [k for k in NEIGHBOURS if k <= most] or [1]
-        self.near = [
-            nearest(known.own[:, :NEAREST_COMPONENTS], asked.own[:, :NEAREST_COMPONENTS], most),
-            nearest(known.expression, asked.expression, most),
+    def __init__(self, known: Features, asked: Features, scales: list[int]) -> None:
+        self.scales, most = scales, max(scales)
+        spaces = [[side.leading(n, NEAREST_COMPONENTS) for side in (known, asked)] for n in (1, 2)]
+        self.near = [nearest(ours, theirs, most) for ours, theirs in spaces]
+        kinds = sorted({1, 2, len(known.blocks)})
+        self.ridges = [
+            Ridge(*(side.leading(n, COMPONENTS) for side in (known, asked))) for n in kinds
         ]
-        kinds = [1, 2] + ([3] if known.surroundings.shape[1] else [])
-        self.ridges = [Ridge(np.hstack(known[:n]), np.hstack(asked[:n])) for n in kinds]
         self.number = len(self.near) * len(self.scales) + len(self.ridges)
 
     def predict(self, target: Float64[np.ndarray, "M G"]) -> Float64[np.ndarray, "K N G"]:
@@ -260,7 +244,7 @@ def combined(
     counts vary more where more is expected.
     """
     everywhere = np.ones(target.shape, dtype=bool)
-    weights = stacking_weights(left_out, target, everywhere, np.zeros(target.shape[1]))
+    weights = stacking_weights(list(left_out), target, everywhere, np.zeros(target.shape[1]))
     ours, theirs = (np.einsum("kg,kng->ng", weights, part) for part in (left_out, asked))
     error = target - ours
     low = ours.min(0)
