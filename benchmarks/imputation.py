@@ -43,7 +43,7 @@ LABELLED: dict[str, dict[str, Any]] = {
         "query": "animal1_bregma-0.29",
     },
 }
-NEIGHBOURS = (5, 10, 20, 50, 100)
+NEIGHBOURS = (5, 10, 20, 50, 100, 200)
 FEW = {"training.max_epochs": 1, "training.position_head_updates": 1, "expression.updates": 1}
 
 
