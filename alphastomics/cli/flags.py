@@ -270,7 +270,8 @@ _COMMANDS = {
             SPLIT_NAME,
             path_flag(
                 "reference",
-                "Slice (.h5ad) that lies in the atlas frame: return positions in that frame.",
+                "Slice (.h5ad) that lies in the atlas frame: return positions in that frame. For "
+                "impute and label: cells of known genes or types, which may lack positions.",
                 default="centred positions",
                 excludes="frame",
             ),
@@ -286,6 +287,15 @@ _COMMANDS = {
                 excludes="frame",
             ),
             switch("frame_scale", "Let the tissue grow or shrink as a whole onto the frame."),
+            Flag(
+                "genes",
+                help="Genes to impute, with --sample_mode impute.",
+                default="all that the model or the reference knows",
+                kind=str,
+                many=True,
+                metavar="GENE",
+            ),
+            replace(DATA_DIR, help="Processed folder of the training.", default=AS_TRAINED),
             path_flag("output", "File for the generated cells.", default="beside the input"),
             OVERWRITE,
             *SEEDS,
