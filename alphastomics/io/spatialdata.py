@@ -96,11 +96,14 @@ def write_spatialdata(
             }
         )
         shapes = root.create_group("shapes")
-        for number, name in enumerate(names):
-            points = position[slice_id == number].astype(np.float64)
+        elements = [position[slice_id == number] for number in range(len(names))]
+        for name, points in zip(names, elements, strict=True):
             shapes.create_group(name).attrs.update(shapes_attributes(points.shape[1]))
-            pq.write_table(circles(points), partial / "shapes" / name / "shapes.parquet")
+        # What is no Zarr is written after Zarr has looked through the store.
         zarr.consolidate_metadata(root.store)
+        for name, points in zip(names, elements, strict=True):
+            table = circles(points.astype(np.float64))
+            pq.write_table(table, partial / "shapes" / name / "shapes.parquet")
 
 
 def element_names(slice_names: Sequence[str]) -> list[str]:
