@@ -79,6 +79,11 @@ def trained(folder: Path, scratch: Path, seed: int) -> tuple[AlphaSTomicsModule,
     return *load_for_use(scratch / "run/checkpoints/last.ckpt"), config
 
 
+def in_plane(position: np.ndarray, z: float) -> np.ndarray:
+    """Put planar positions at a height."""
+    return np.column_stack([position[:, :2], np.full(len(position), z)])
+
+
 def r_by_gene(predicted: np.ndarray, truth: InputCells) -> float:
     """Pearson r over cells, mean over genes."""
     measured = torch.from_numpy(truth.measured[truth.slice_id])
@@ -173,13 +178,14 @@ def run_one(folder: Path, seed: int) -> dict[str, Any]:
     assert known is not None
     assert known.position is not None
     assert truth.position is not None
+    z = float(np.unique(known.position[:, 2]).mean())
+    truth = replace(truth, position=in_plane(truth.position, z), common_frame=True)
     expected = predict_from_context(module, truth, known, seed)
     result["r"] = {"posterior mean": r_by_gene(expected.expression, truth)}
     measured = known.measured[known.slice_id]
     for k in NEIGHBOURS:
         mean = spatial_knn_mean(truth.position, known.position, known.expression, measured, k=k)
         result["r"][f"mean of {k}"] = r_by_gene(mean.numpy(), truth)
-    z = float(truth.position[0, 2])
     begun = time.perf_counter()
     sections = sample_sections(module, known, [z], None, config.sampling, seed)
     result["sample_seconds"] = time.perf_counter() - begun
