@@ -80,7 +80,7 @@ def trained(folder: Path, scratch: Path, seed: int) -> tuple[AlphaSTomicsModule,
 
 
 def in_plane(position: np.ndarray, z: float) -> np.ndarray:
-    """Put planar positions at a height."""
+    """Put planar positions at a z."""
     return np.column_stack([position[:, :2], np.full(len(position), z)])
 
 
@@ -93,18 +93,18 @@ def r_by_gene(predicted: np.ndarray, truth: InputCells) -> float:
     return float(np.nanmean(r.numpy()))
 
 
-def frame_overlap(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+def frame_overlap(section: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """Intersection over union of two outlines, and r of their cells by box, in one frame."""
     middle = other.mean(0)
     edge = 3 * float(np.median(spacings(other)))
     half = int(np.ceil(2 * np.abs(other - middle).max() / edge))
-    a, b = (occupied(part - middle, edge, half) for part in (one, other))
+    a, b = (occupied(part - middle, edge, half) for part in (section, other))
     low, high = other.min(0), other.max(0)
     edges = [
         np.arange(start, stop + DENSITY_BOX, DENSITY_BOX)
         for start, stop in zip(low, high, strict=True)
     ]
-    counts = [np.histogramdd(part, edges)[0].ravel() for part in (one, other)]
+    counts = [np.histogramdd(part, edges)[0].ravel() for part in (section, other)]
     used = (counts[0] + counts[1]) > 0
     return float((a & b).sum() / (a | b).sum()), float(
         np.corrcoef(*(part[used] for part in counts))[0, 1]

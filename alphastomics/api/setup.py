@@ -275,12 +275,12 @@ def require_whole(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name}: expected {expected}, got {value!r}")
 
 
-def require_heights(z: Any) -> list[float]:
-    """Return one height, or several, as numbers."""
+def require_z(z: Any) -> list[float]:
+    """Return one z, or several, as numbers."""
     try:
-        heights = np.atleast_1d(np.asarray(z, dtype=np.float64))
+        z_values = np.atleast_1d(np.asarray(z, dtype=np.float64))
     except (TypeError, ValueError):
-        heights = np.zeros((0, 0))
-    if heights.ndim != 1 or not len(heights) or isinstance(z, bool | str):
+        z_values = np.zeros((0, 0))
+    if z_values.ndim != 1 or not len(z_values) or isinstance(z, bool | str):
         raise InputError(f"z: expected a number, or several, got {z!r}")
-    return heights.tolist()
+    return z_values.tolist()

@@ -27,8 +27,8 @@ from alphastomics.api.setup import (
     options_for,
     put_quietly,
     require_anndata,
-    require_heights,
     require_whole,
+    require_z,
     setup_for_use,
     write_cells,
 )
@@ -198,7 +198,7 @@ class TrainedVerbs:
         Parameters
         ----------
         z
-            Height of the section in the units of training, or several heights.
+            Height of the section in the units of training, or several z_values.
         n
             Cells of a section; None: as many as its neighbours have.
         **keywords
@@ -211,11 +211,11 @@ class TrainedVerbs:
             layers["generated_std"] with the posterior mean at the same positions;
             obsm["spatial"], of 2D sections also obsm["spatial3d"]; obs["slice_id"].
         """
-        heights = require_heights(z)
+        z_values = require_z(z)
         if n is not None:
             require_whole("n", n, LEAST_CELLS)
         model, config = self._trained(), updated(self.config, keywords)
-        return virtual_cells(model.module, model.genes, config, self._folder, heights, n)[1]
+        return virtual_cells(model.module, model.genes, config, self._folder, z_values, n)[1]
 
     def get_latent_representation(
         self, adata: Any, *, mode: str = _EXTRACT.mode, **keywords: Any

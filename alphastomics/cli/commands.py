@@ -130,7 +130,7 @@ def virtual_sections(call: Call) -> str:
     summary = sample_virtual(
         call.config,
         checkpoint=arguments.checkpoint,
-        heights=arguments.virtual_z,
+        z_values=arguments.virtual_z,
         number=arguments.num_cells,
         output=arguments.output,
         overwrite=arguments.overwrite,

@@ -54,7 +54,7 @@ UNUSED = {
 
 
 class Neighbours(NamedTuple):
-    """Cells (., 2) of the sections beside a height, and how far it lies from the lower one."""
+    """Cells (., 2) of the sections beside a z, and how far it lies from the lower one."""
 
     below: Float64[np.ndarray, "N 2"]
     above: Float64[np.ndarray, "M 2"]
@@ -72,12 +72,12 @@ class Sections(NamedTuple):
 def sample_sections(
     module: AlphaSTomicsModule,
     known: InputCells | None,
-    heights: Sequence[float],
+    z_values: Sequence[float],
     number: int | None,
     settings: SamplingConfig,
     seed: int,
 ) -> Sections:
-    """Make sections at some heights.
+    """Make sections at some z_values.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def sample_sections(
         The trained model.
     known
         The measured cells.
-    heights
+    z_values
         The z of each section, in the user's units.
     number
         Cells of a section; None: as many as its neighbours have.
@@ -93,25 +93,25 @@ def sample_sections(
         How to sample.
     """
     known = require_sections(known)
-    cells = blank_sections(known, heights, number, seed)
+    cells = blank_sections(known, z_values, number, seed)
     require_mode(module, POS_TO_EXPR.name, cells)
-    one = settings.model_copy(update={"estimator": "sample", "num_samples": 1})
-    sample = generate(module, cells, POS_TO_EXPR.name, one, seed, purpose="virtual section")
+    single = settings.model_copy(update={"estimator": "sample", "num_samples": 1})
+    sample = generate(module, cells, POS_TO_EXPR.name, single, seed, purpose="virtual section")
     context = predict_from_context(module, cells, known, seed)
     mean, std = (np.where(context.covered, part, np.float32(np.nan)) for part in context[:2])
     return Sections(cells, sample, Generated(mean, std, sample.position, sample.position_std))
 
 
-def as_anndata(sections: Sections, genes: Sequence[str], heights: Sequence[float]) -> Any:
+def as_anndata(sections: Sections, genes: Sequence[str], z_values: Sequence[float]) -> Any:
     """Write sections as `sample` writes new tissue, with the posterior mean as a layer."""
     cells, sample, expected = sections
-    made = replace(cells, expression=sample.expression, cell_type=sample.cell_type)
-    data = new_anndata(made, genes)
+    filled = replace(cells, expression=sample.expression, cell_type=sample.cell_type)
+    data = new_anndata(filled, genes)
     put_counts(data, sample)
     put_into(data, expected, cells, genes, POS_TO_EXPR.name)
     if cells.dims == 2:
         data.obsm["spatial3d"] = cells.position
-    data.uns["alphastomics"] |= {"mode": MODE, "virtual_z": np.array(heights, dtype=np.float64)}
+    data.uns["alphastomics"] |= {"mode": MODE, "virtual_z": np.array(z_values, dtype=np.float64)}
     return data
 
 
@@ -120,22 +120,22 @@ def virtual_cells(
     genes: list[str],
     config: Config,
     near: Path,
-    heights: Sequence[float],
+    z_values: Sequence[float],
     number: int | None,
 ) -> tuple[InputCells, Any]:
     """Find the measured cells of a model, and make sections; `near` is a file of the run."""
     folders = (Path(config.data.processed_data_dir), near)
     known = training_cells(module, genes, folders, split=None)
     how = config.sampling, config.seed.global_seed
-    sections = sample_sections(module, known, heights, number, *how)
-    return sections.cells, as_anndata(sections, genes, heights)
+    sections = sample_sections(module, known, z_values, number, *how)
+    return sections.cells, as_anndata(sections, genes, z_values)
 
 
 def sample_virtual(
     config: Config,
     *,
     checkpoint: Path,
-    heights: Sequence[float],
+    z_values: Sequence[float],
     number: int | None,
     output: Path | None,
     overwrite: bool,
@@ -150,14 +150,14 @@ def sample_virtual(
     require_target(target, overwrite=overwrite)
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
-    cells, data = virtual_cells(module, genes, config, checkpoint, heights, number)
+    cells, data = virtual_cells(module, genes, config, checkpoint, z_values, number)
     assert cells.position is not None
     write_cells(target, data, cells.position, cells, is_predicted=False)
     return {**summary_of(target, POS_TO_EXPR.name, cells), "mode": MODE}
 
 
 def require_sections(known: InputCells | None) -> InputCells:
-    """Refuse a model whose measured cells are not there, or have no heights in common."""
+    """Refuse a model whose measured cells are not there, or have no z_values in common."""
     if known is None:
         raise InputError(
             "virtual section: needs the measured cells around, but the processed folder of the "
@@ -173,16 +173,16 @@ def require_sections(known: InputCells | None) -> InputCells:
 
 
 def blank_sections(
-    known: InputCells, heights: Sequence[float], number: int | None, seed: int
+    known: InputCells, z_values: Sequence[float], number: int | None, seed: int
 ) -> InputCells:
     """Return cells at the positions of all sections, of whose expression nothing is known."""
-    names = [SECTION_NAME.format(z) for z in heights]
+    names = [SECTION_NAME.format(z) for z in z_values]
     if len(set(names)) < len(names):
         raise InputError("virtual section: the same z is given twice: leave one out")
-    if not all(map(np.isfinite, heights)):
+    if not all(map(np.isfinite, z_values)):
         raise InputError("virtual section: z must be a finite number")
     parts = []
-    for z in heights:
+    for z in z_values:
         planar = section_positions(known, float(z), number, seed)
         parts.append(np.column_stack([planar, np.full(len(planar), float(z))]))
     sizes, num_genes = [len(part) for part in parts], known.expression.shape[1]
@@ -223,16 +223,16 @@ def positions_between(neighbours: Neighbours, number: int, seed: int) -> Float64
 
 
 def neighbours_of(known: InputCells, z: float) -> Neighbours:
-    """Find the sections beside a height: the nearest measured one below, and that above.
+    """Find the sections beside a z: the nearest measured one below, and that above.
 
     Of a volume a section is the cells within one spacing of its cells. Beyond the measured range
     both are the last section; one section spacing beyond, at most.
     """
     assert known.position is not None
     position = known.position.astype(np.float64)
-    heights = position[:, 2]
+    z_values = position[:, 2]
     spacing, thickness = section_spacing(known)
-    low, high = float(heights.min()), float(heights.max())
+    low, high = float(z_values.min()), float(z_values.max())
     beyond = max(low - z, z - high)
     if beyond > FARTHEST * spacing * (1 + 1e-6):
         raise InputError(
@@ -246,15 +246,15 @@ def neighbours_of(known: InputCells, z: float) -> Neighbours:
             *(z, low, high),
         )
     at = min(max(z, low), high)
-    top, bottom = heights[heights <= at].max(), heights[heights >= at].min()
-    below = (heights <= top) & (heights >= top - thickness)
-    above = (heights >= bottom) & (heights <= bottom + thickness)
+    top, bottom = z_values[z_values <= at].max(), z_values[z_values >= at].min()
+    below = (z_values <= top) & (z_values >= top - thickness)
+    above = (z_values >= bottom) & (z_values <= bottom + thickness)
     if min(below.sum(), above.sum()) < LEAST_KNOWN:
         raise InputError(
             f"virtual section: fewer than {LEAST_KNOWN} measured cells lie just below or above "
             f"z = {z:g}: choose another z"
         )
-    ends = float(np.median(heights[below])), float(np.median(heights[above]))
+    ends = float(np.median(z_values[below])), float(np.median(z_values[above]))
     share = (at - ends[0]) / (ends[1] - ends[0]) if ends[1] > ends[0] else 0.0
     return Neighbours(position[below, :2], position[above, :2], min(max(share, 0.0), 1.0))
 
@@ -262,8 +262,8 @@ def neighbours_of(known: InputCells, z: float) -> Neighbours:
 def section_spacing(known: InputCells) -> tuple[float, float]:
     """Return the distance of sections, and how thick one is: of a volume both are the cells'."""
     assert known.position is not None
-    heights, cells = np.unique(known.position[:, 2], return_counts=True)
+    z_values, cells = np.unique(known.position[:, 2], return_counts=True)
     if np.median(cells) >= LEAST_KNOWN:  # cells of a section have its z
-        return float(np.median(np.diff(heights))), 0.0
+        return float(np.median(np.diff(z_values))), 0.0
     gap: Float[np.ndarray, " N"] = cKDTree(known.position).query(known.position, k=2)[0][:, 1]
     return (float(np.median(gap)),) * 2

@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder; on success it takes the place of `path`, on failure it is removed."""
+    """Yield a new folder; on success it becomes `path`, on failure it is removed."""
     partial, old = partial_of(path), partial_of(path)
     partial.mkdir()
     try:

@@ -28,7 +28,7 @@ REGION_KEY, INSTANCE_KEY = "shapes_region", "shapes_instance"
 MARKS = (".zgroup", "zarr.json")
 VERSIONS = {"container": "0.1", "shapes": "0.2", "table": "0.1"}
 EXTRA = 'pip install "alphastomics[spatialdata]"'
-# Well-known binary of a point, little-endian, without and with a height.
+# Well-known binary of a point, little-endian, without and with a z.
 POINT, POINT_Z = 1, 1001
 
 

@@ -87,11 +87,11 @@ def test_each_slice_is_an_element_whose_cells_the_table_names(tmp_path: Path):
         assert cells.slice_keys == ("shapes_region",)
 
 
-def test_circles_have_half_the_distance_of_nearest_cells_and_a_height_in_3d():
+def test_circles_have_half_the_distance_of_nearest_cells_and_a_z_in_3d():
     grid = np.stack(np.meshgrid(*[np.arange(3.0)] * 3), axis=-1).reshape(-1, 3) * 8
-    made = circles(grid)
-    assert set(made.column("radius").to_pylist()) == {4.0}
-    geo = json.loads(made.schema.metadata[b"geo"])
+    table = circles(grid)
+    assert set(table.column("radius").to_pylist()) == {4.0}
+    geo = json.loads(table.schema.metadata[b"geo"])
     assert geo["columns"]["geometry"]["geometry_types"] == ["Point Z"]
     assert set(circles(grid[:1]).column("radius").to_pylist()) == {0.5}
     assert set(circles(np.zeros((3, 2))).column("radius").to_pylist()) == {1.0}

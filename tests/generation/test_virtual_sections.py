@@ -26,27 +26,27 @@ from tests.test_generated_counts import QUICK, two_programs
 
 def measured(position: np.ndarray, *, dims: int = 2) -> InputCells:
     """Return cells of one gene in a common frame, a slice for each z."""
-    heights, slice_id = np.unique(position[:, 2], return_inverse=True)
+    z_values, slice_id = np.unique(position[:, 2], return_inverse=True)
     if dims == 3:
-        heights, slice_id = heights[:1], np.zeros(len(position), dtype=np.int64)
+        z_values, slice_id = z_values[:1], np.zeros(len(position), dtype=np.int64)
     return InputCells(
         expression=np.zeros((len(position), 1), np.float32),
         position=position.astype(np.float64),
         cell_type=None,
         slice_id=slice_id.astype(np.int64),
         obs_name=pa.array([str(number) for number in range(len(position))]),
-        measured=np.ones((len(heights), 1), dtype=bool),
+        measured=np.ones((len(z_values), 1), dtype=bool),
         dims=dims,
-        slice_names=[f"z{number}" for number in range(len(heights))],
+        slice_names=[f"z{number}" for number in range(len(z_values))],
         common_frame=True,
     )
 
 
-def discs(sizes: list[int], radii: list[float], heights: list[float]) -> np.ndarray:
-    """Return one section of even density for each size, radius and height."""
+def discs(sizes: list[int], radii: list[float], z_values: list[float]) -> np.ndarray:
+    """Return one section of even density for each size, radius and z."""
     random = np.random.default_rng(0)
     parts = []
-    for size, radius, z in zip(sizes, radii, heights, strict=True):
+    for size, radius, z in zip(sizes, radii, z_values, strict=True):
         r, angle = radius * np.sqrt(random.random(size)), random.random(size) * 2 * np.pi
         parts.append(np.stack([r * np.cos(angle), r * np.sin(angle), np.full(size, z)], axis=1))
     return np.concatenate(parts)
@@ -177,9 +177,9 @@ def test_the_command_line_makes_the_same_sections(model, tmp_path: Path, capsys)
     target = tmp_path / "virtual.h5ad"
     words = ["sample", "--checkpoint", str(checkpoint), "--seed", "1", "--virtual_z", "5", "7"]
     assert main([*words, "--output", str(target)]) == 0
-    made, same = anndata.read_h5ad(target), model.virtual_section([5, 7], seed=1)
-    np.testing.assert_array_equal(made.X, same.X)
-    np.testing.assert_array_equal(made.obsm["spatial3d"], same.obsm["spatial3d"])
+    written, same = anndata.read_h5ad(target), model.virtual_section([5, 7], seed=1)
+    np.testing.assert_array_equal(written.X, same.X)
+    np.testing.assert_array_equal(written.obsm["spatial3d"], same.obsm["spatial3d"])
     assert '"mode": "virtual_section"' in capsys.readouterr().out
     assert main([*words, "--reference", "a.h5ad"]) == 2
     assert "--reference: does nothing with --virtual_z" in capsys.readouterr().err
