@@ -35,6 +35,7 @@ from alphastomics.generation.training_cells import (
     predict_from_context,
     training_cells,
 )
+from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.tasks import POS_TO_EXPR
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def sample_sections(
     settings: SamplingConfig,
     seed: int,
 ) -> Sections:
-    """Make sections at some z_values.
+    """Make sections, one for each z.
 
     Parameters
     ----------
@@ -148,6 +149,7 @@ def sample_virtual(
     if target.suffix == ".pt":
         raise InputError(f"{target}: virtual sections are written as .h5ad or .zarr")
     require_target(target, overwrite=overwrite)
+    require_not_read(target, checkpoint)
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells, data = virtual_cells(module, genes, config, checkpoint, z_values, number)
@@ -157,7 +159,7 @@ def sample_virtual(
 
 
 def require_sections(known: InputCells | None) -> InputCells:
-    """Refuse a model whose measured cells are not there, or have no z_values in common."""
+    """Refuse a model whose measured cells are not there, or have no z."""
     if known is None:
         raise InputError(
             "virtual section: needs the measured cells around, but the processed folder of the "

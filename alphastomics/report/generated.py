@@ -60,7 +60,8 @@ def virtual_findings(path: Path, data: "AnnData", unit: str) -> Findings:
         common_frame=True,
     )
     facts: Mapping[str, str] = {
-        "Cells": f"{data.n_obs:,} in {len(cells.slice_names)} virtual section(s)",
+        "Cells": f"{data.n_obs:,}",
+        "Virtual sections": str(len(cells.slice_names)),
         "Genes": f"{data.n_vars:,}",
         "Data": path.name,
         "Made": date.today().isoformat(),

@@ -259,6 +259,7 @@ function geneCharts(body) {
 /** Cells that were made, and nothing else: all sections at once. */
 function showGenerated() {
   for (const section of document.querySelectorAll("[data-nav]")) section.hidden = section.id !== "new";
+  document.querySelector(".kicker").textContent = "Cells that were made";
   const body = bodyOf("new");
   body.previousElementSibling.textContent = "Cells that never were, at positions between or beside the measured sections. Choose one section, or see all of them in space.";
   tissues(body, { panels: [{ title: "Virtual sections", position: data.position }], linked: false, first: -1, choices: [...cellsFirst(typeArrays(data.type)), ...byGenes("true", "true")], cells: (row) => cellWords(row, 0) });
