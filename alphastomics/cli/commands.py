@@ -109,6 +109,8 @@ def sample(call: Call) -> str:
         return json.dumps(annotated(call), indent=2)
     if arguments.genes:
         raise InputError("--genes: counts with --sample_mode impute; leave it out")
+    if arguments.virtual_z is not None:
+        return virtual_sections(call)
     summary = run_sample(
         call.config,
         given=call.given,
@@ -143,6 +145,23 @@ def annotated(call: Call) -> dict[str, Any]:
         reference=arguments.reference,
         genes=arguments.genes,
     )
+
+
+def virtual_sections(call: Call) -> str:
+    """Make sections where none was measured; print where they are."""
+    from alphastomics.generation.virtual_sections import sample_virtual
+
+    arguments = call.arguments
+    summary = sample_virtual(
+        call.config,
+        checkpoint=arguments.checkpoint,
+        z_values=arguments.virtual_z,
+        number=arguments.num_cells,
+        output=arguments.output,
+        overwrite=arguments.overwrite,
+        given=call.given,
+    )
+    return json.dumps(summary, indent=2)
 
 
 def test(call: Call) -> str:

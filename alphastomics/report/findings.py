@@ -143,6 +143,8 @@ class Findings:
         Unit of the coordinates.
     held
         Share of true values that intervals of expression promise to hold, and do; by what.
+    is_generated
+        Whether the cells themselves were made: they are all that is shown.
     """
 
     title: str
@@ -160,3 +162,4 @@ class Findings:
     columns: list[ObsColumn] = field(default_factory=list)
     unit: str = "µm"
     held: tuple[float, float, str] | None = None
+    is_generated: bool = False
