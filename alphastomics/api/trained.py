@@ -33,7 +33,7 @@ from alphastomics.api.setup import (
     write_cells,
 )
 from alphastomics.config import Config, ExtractConfig, Mode
-from alphastomics.diffusion_model.hub_model import TrainedModel, publish_model, stated, write_model
+from alphastomics.diffusion_model.hub_model import TrainedModel
 from alphastomics.errors import InputError
 from alphastomics.extract.files import OBSM_KEY, obsm_of, stored
 from alphastomics.extract.h5ad import embed_h5ad_cells, encoder_alone
@@ -58,7 +58,6 @@ from alphastomics.generation.predict import Predicted, predict_cells
 from alphastomics.generation.sources import Known, anchors_or_section, check_slices, read_cells
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.generation.virtual_sections import virtual_cells
-from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
@@ -258,58 +257,6 @@ class TrainedVerbs:
         old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
         put_quietly(adata, "obsm", obsm_of(embeddings), dropped=old)
         return embeddings
-
-    def save(
-        self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
-    ) -> Path:
-        """Write the model as plain files: weights, settings and genes, record, card.
-
-        Parameters
-        ----------
-        folder
-            Folder to write.
-        overwrite
-            Replace a model that is in the folder.
-        license
-            Licence for the card, such as mit.
-        """
-        model, path = self._trained(), Path(folder)
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path}: is a file; name a folder")
-        if path.is_dir() and any(path.iterdir()) and not overwrite:
-            raise InputError(f"{path}: is not empty; choose another folder, or overwrite=True")
-        write_model(path, model, path.resolve().name, stated(license))
-        return path
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool = False,
-        token: str | None = None,
-        license: str | None = None,
-    ) -> str:
-        """Send the model to the Hugging Face Hub with a card of its real figures.
-
-        Parameters
-        ----------
-        repo_id
-            Name on the Hub, as owner/name; made if there is none.
-        private
-            Make it private; a public one of that name is refused.
-        token
-            Access token; None takes the usual Hub login.
-        license
-            Licence for the card, such as mit; None keeps what the card on the Hub says.
-
-        Returns
-        -------
-        str
-            Address of the model.
-        """
-        model = self._trained()
-        connection = connect(repo_id, token, writing=True)
-        return publish_model(connection, model, private=private, licence=license)
 
     def _predict(
         self, adata: Any, mode: Mode, keywords: dict[str, Any], reference: Any, anchors: Any

@@ -1,9 +1,22 @@
-"""Every command and flag of AlphaSTomics, as data; those of `train` are in `training_flags.py`."""
+"""Every command and flag of AlphaSTomics, as data.
+
+Those of `train` are in `training_flags.py`, those of inputs in `input_flags.py`.
+"""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from alphastomics.cli.input_flags import (
+    BY_CONTENT,
+    INPUT_FORMAT,
+    PREPROCESSING,
+    SKIP_LOG_NORMALIZE,
+    SLICE_INPUT,
+    SPLIT,
+    STD,
+    TABLE_AND_PIXEL,
+)
 from alphastomics.cli.schema import (
     Command,
     Flag,
@@ -18,7 +31,6 @@ from alphastomics.cli.schema import (
 from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, SETTINGS, TRAINING
 from alphastomics.config import Mode
 
-PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"
 DEFAULT_SPLIT = "test"
 
@@ -47,62 +59,6 @@ SPLIT_NAME = Flag(
     kind=split_name,
     expected="train, validation or test",
     metavar="{train,validation,test}",
-)
-SKIP_LOG_NORMALIZE = Flag(
-    "skip_log_normalize",
-    f"{PREPROCESSING}.log_normalize",
-    value=False,
-    help="Leave out normalisation to 1e4 and log1p: it was done before.",
-    hyphenated=True,
-)
-STD = [
-    Flag("workers", f"{PREPROCESSING}.workers"),
-    Flag(
-        "scheduler",
-        help="Address of a Dask scheduler to run on, instead of local processes.",
-        default="none",
-        metavar="ADDRESS",
-        kind=str,
-    ),
-]
-BY_CONTENT = "recognised by its content"
-TABLE_AND_PIXEL = settings(PREPROCESSING, "table", "pixel_size")
-INPUT_FORMAT = [
-    Flag(
-        "format",
-        f"{PREPROCESSING}.format",
-        help="Format of the input.",
-        default=BY_CONTENT,
-        second_names=("input_format",),
-    ),
-    *TABLE_AND_PIXEL,
-]
-SLICE_INPUT = [
-    path_flag(
-        "input_dir",
-        "Folder of slices (.h5ad, .zarr, folders of instruments), searched in sorted order; or one "
-        "such folder.",
-        required=True,
-    ),
-    path_flag("output_dir", "Folder to write.", required=True),
-    *SETTINGS,
-    *INPUT_FORMAT,
-    Flag("position_key", f"{PREPROCESSING}.position_key"),
-    Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
-    Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
-    *settings(PREPROCESSING, "z_spacing", "cell_type_key"),
-    SKIP_LOG_NORMALIZE,
-    Flag(
-        "skip_scale",
-        f"{PREPROCESSING}.scale",
-        value=False,
-        help="Leave out the standardisation of each gene within its slice.",
-        hyphenated=True,
-    ),
-    Flag("max_cells_per_file", f"{PREPROCESSING}.max_cells_per_file"),
-]
-SPLIT = settings(
-    PREPROCESSING, "train_ratio", "val_ratio", "max_shard_size", "split_by", "layout", "storage"
 )
 ANCHORS = Flag(
     "anchors",

@@ -244,10 +244,7 @@ def report_seams(seams: list[Seam], mode: Mode) -> None:
 def as_tissue(
     cells: InputCells, generated: Generated, *, planar: bool = False
 ) -> tuple[InputCells, Generated]:
-    """Return cells that hold what was generated.
-
-    It is 2D where the model knows planar slices alone, or where every slice came out planar.
-    """
+    """Return cells that hold what was generated: 2D where all slices are, or came out, planar."""
     position = torch.from_numpy(generated.position).double().clone()
     rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
     planar = planar or all(is_planar(position[row]) for row in rows)

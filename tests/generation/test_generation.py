@@ -178,17 +178,6 @@ def test_new_tissue_is_made_of_nothing_but_a_number_of_cells(
     assert "spatial_std" not in data.obsm
 
 
-def test_planar_tissue_in_the_plane_of_x_and_y_keeps_its_orientation():
-    random = np.random.default_rng(0)
-    position = random.normal(size=(200, 3)) * [1.0, 3.0, 0.01]
-    cells, zeros = blank_cells(Blank(200), 3, dims=3), np.zeros((200, 3), np.float32)
-    generated = Generated(zeros, zeros, position.astype(np.float32), zeros)
-    filled = as_tissue(cells, generated, planar=True)[0]
-    expected = position - position.mean(0)
-    np.testing.assert_allclose(filled.position[:, :2], expected[:, :2], atol=1e-5)
-    assert not filled.position[:, 2].any()
-
-
 def test_new_tissue_that_came_out_planar_or_must_be_is_2d_and_a_volume_stays_3d():
     gen = torch.Generator().manual_seed(0)
     cells = blank_cells(Blank(200), 3, dims=3)
