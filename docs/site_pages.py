@@ -26,6 +26,7 @@ PACKAGES = {
     "diffusion_model": "Noise, losses, training, sampling",
     "generation": "`sample` and `test`",
     "evaluation": "Metrics and baselines",
+    "pl": "Pictures",
     "utils": "What several packages use",
 }
 # Files whose functions are Triton kernels: their arguments are pointers, of no use to a reader.
