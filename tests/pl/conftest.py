@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_matrix
 
-from alphastomics.pl.positions import PREDICTED, STD
+from alphastomics.pl.position_maps import PREDICTED, STD
 
 CELLS, GENES = 40, 3
 

@@ -12,7 +12,7 @@ from alphastomics import pl
 from alphastomics.evaluation.position import aligned
 from alphastomics.generation.output import ANCHOR_KEY, LAYER_KEY, POSITION_KEY, STD_KEY
 from alphastomics.generation.radii import RADIUS_KEY
-from alphastomics.pl import expression, positions
+from alphastomics.pl import gene_maps, position_maps
 from alphastomics.preprocessing.normalize import log_normalized
 
 # What matplotlib and its dependencies say of one another is no matter of ours.
@@ -28,9 +28,9 @@ def rows_of(cells: anndata.AnnData, name: str) -> np.ndarray:
 
 
 def test_the_keys_are_those_that_predictions_are_written_under():
-    assert (positions.PREDICTED, positions.STD) == (POSITION_KEY, STD_KEY)
-    assert (positions.ANCHOR, positions.RADIUS) == (ANCHOR_KEY, RADIUS_KEY)
-    assert expression.GENERATED == LAYER_KEY
+    assert (position_maps.PREDICTED, position_maps.STD) == (POSITION_KEY, STD_KEY)
+    assert (position_maps.ANCHOR, position_maps.RADIUS) == (ANCHOR_KEY, RADIUS_KEY)
+    assert gene_maps.GENERATED == LAYER_KEY
     assert alphastomics.pl is pl
 
 
