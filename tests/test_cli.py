@@ -110,7 +110,8 @@ CONTRACT = {
     | {
         "checkpoint": "required",
         "input_data": "required unless --num_cells is given",
-        "num_cells": "as many as the input has",
+        "num_cells": "as many as the input, or the neighbouring sections, have",
+        "virtual_z": "none",
         "num_slices": "1",
         "reference": "centred positions",
         "landmarks": "centred positions",

@@ -266,3 +266,21 @@ def calling(path: Path, name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(str(error).replace(str(path), name)) from None
+
+
+def require_whole(name: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number, or too small a one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        expected = f"a whole number of at least {least}"
+        raise InputError(f"{name}: expected {expected}, got {value!r}")
+
+
+def require_z(z: Any) -> list[float]:
+    """Return one z, or several, as numbers."""
+    try:
+        z_values = np.atleast_1d(np.asarray(z, dtype=np.float64))
+    except (TypeError, ValueError):
+        z_values = np.zeros((0, 0))
+    if z_values.ndim != 1 or not len(z_values) or isinstance(z, bool | str):
+        raise InputError(f"z: expected a number, or several, got {z!r}")
+    return z_values.tolist()

@@ -5,7 +5,7 @@ result, whichever entry point is used. Results stand under the keys that `sample
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from anndata import AnnData
 from jaxtyping import Float, Float32
 
@@ -28,16 +27,17 @@ from alphastomics.api.setup import (
     options_for,
     put_quietly,
     require_anndata,
+    require_whole,
+    require_z,
     setup_for_use,
     write_cells,
 )
 from alphastomics.config import Config, ExtractConfig, Mode
 from alphastomics.diffusion_model.hub_model import TrainedModel, publish_model, stated, write_model
-from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.extract.files import OBSM_KEY, obsm_of
 from alphastomics.extract.folder import stored
-from alphastomics.extract.h5ad import embed_h5ad_cells
+from alphastomics.extract.h5ad import embed_h5ad_cells, encoder_alone
 from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells
 from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import Reference
@@ -52,24 +52,12 @@ from alphastomics.generation.left_out import errors_in
 from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
 from alphastomics.generation.predict import Predicted, predict_cells
 from alphastomics.generation.training_cells import training_cells
+from alphastomics.generation.virtual_sections import virtual_cells
 from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
 _EXTRACT = ExtractConfig()
-
-
-@contextmanager
-def encoder_alone(module: AlphaSTomicsModule, mode: str) -> Iterator[None]:
-    """Leave out the layers while the encoder alone is asked for: nothing after it is needed."""
-    trunk = module.average.trunk
-    layers = trunk.layers
-    if mode == "encoder":
-        trunk.layers = torch.nn.ModuleList()
-    try:
-        yield
-    finally:
-        trunk.layers = layers
 
 
 @for_notebooks
@@ -192,10 +180,8 @@ class TrainedVerbs:
             obs["cell_type"] where training cells have types.
         """
         genes = self._trained().genes
-        for name, value, least in (("n", n, LEAST_CELLS), ("num_slices", num_slices, 1)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                expected = f"a whole number of at least {least}"
-                raise InputError(f"{name}: expected {expected}, got {value!r}")
+        require_whole("n", n, LEAST_CELLS)
+        require_whole("num_slices", num_slices, 1)
         blank = blank_cells(Blank(int(n), int(num_slices)), len(genes), dims=3)
         config = updated(self.config, keywords)
         cells, generated, _ = self._generate(blank, JOINT.name, config, is_new=True)
@@ -203,6 +189,33 @@ class TrainedVerbs:
         put_counts(data, generated)
         put_into(data, generated, cells, genes, JOINT.name)
         return data
+
+    def virtual_section(
+        self, z: float | Sequence[float], n: int | None = None, **keywords: Any
+    ) -> AnnData:
+        """Make a section where none was measured, between or beside sections in one frame.
+
+        Parameters
+        ----------
+        z
+            Height of the section in the units of training, or several z_values.
+        n
+            Cells of a section; None: as many as its neighbours have.
+        **keywords
+            Settings of `sampling`, and `seed`.
+
+        Returns
+        -------
+        anndata.AnnData
+            X with counts, as `generate` returns them; layers["generated"] and
+            layers["generated_std"] with the posterior mean at the same positions;
+            obsm["spatial"], of 2D sections also obsm["spatial3d"]; obs["slice_id"].
+        """
+        z_values = require_z(z)
+        if n is not None:
+            require_whole("n", n, LEAST_CELLS)
+        model, config = self._trained(), updated(self.config, keywords)
+        return virtual_cells(model.module, model.genes, config, self._folder, z_values, n)[1]
 
     def get_latent_representation(
         self, adata: Any, *, mode: str = _EXTRACT.mode, **keywords: Any

@@ -105,6 +105,8 @@ def sample(call: Call) -> str:
 
     arguments = call.arguments
     seed(call)
+    if arguments.virtual_z is not None:
+        return virtual_sections(call)
     summary = run_sample(
         call.config,
         given=call.given,
@@ -116,6 +118,23 @@ def sample(call: Call) -> str:
         blank=blank_of(arguments.num_cells, arguments.num_slices),
         frame=frame_of(arguments.reference, arguments.landmarks, scale=arguments.frame_scale),
         anchors=arguments.anchors,
+    )
+    return json.dumps(summary, indent=2)
+
+
+def virtual_sections(call: Call) -> str:
+    """Make sections where none was measured; print where they are."""
+    from alphastomics.generation.virtual_sections import sample_virtual
+
+    arguments = call.arguments
+    summary = sample_virtual(
+        call.config,
+        checkpoint=arguments.checkpoint,
+        z_values=arguments.virtual_z,
+        number=arguments.num_cells,
+        output=arguments.output,
+        overwrite=arguments.overwrite,
+        given=call.given,
     )
     return json.dumps(summary, indent=2)
 

@@ -1,5 +1,6 @@
 """What a flag and a command are: the classes that `flags.py` describes the interface with."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,14 @@ def split_name(text: str) -> str:
     if text not in ("train", "validation", "test"):
         raise ValueError(text)
     return text
+
+
+def finite_number(text: str) -> float:
+    """Read a number."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def mode_name(text: str) -> Mode:

@@ -9,6 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,16 @@ def batch_of_set(
     mask = torch.ones(1, len(expression), dtype=torch.bool)
     cells = DataHolder.of(values[None], coordinates[None], mask)
     return replace(cells, measured_genes=genes[None])
+
+
+@contextmanager
+def encoder_alone(module: AlphaSTomicsModule, mode: str) -> Iterator[None]:
+    """Leave out the layers while the encoder alone is asked for: nothing after it is needed."""
+    trunk = module.average.trunk
+    layers = trunk.layers
+    if mode == "encoder":
+        trunk.layers = torch.nn.ModuleList()
+    try:
+        yield
+    finally:
+        trunk.layers = layers

@@ -261,18 +261,22 @@ def centred(cells: InputCells, known: InputCells | None) -> tuple[InputCells, In
     return moved[0], moved[1] if len(moved) > 1 else known
 
 
-def read_processed(where: Path, genes: Sequence[str], split: str) -> InputCells:
-    """Read the cells of one split of a processed folder, slice by slice."""
+def read_processed(where: Path, genes: Sequence[str], split: str | None) -> InputCells:
+    """Read the cells of one split of a processed folder, or of all (None), slice by slice."""
     folder = DataFolder(where)
     metadata = folder.metadata()
     if metadata.genes != list(genes):
         raise InputError(
             f"{where}: its genes are not the checkpoint's; preprocess with the checkpoint's list"
         )
-    require_split(metadata, split, where)
-    reader = ShardReader(folder, metadata, split, verify=True)
-    table = joined_tables([reader.read(piece) for piece in reader.pieces])
-    names = [name for piece in reader.pieces for name in reader.names(piece)[1].to_pylist()]
+    if split is not None:
+        require_split(metadata, split, where)
+    splits = [name for name in metadata.splits if split in (None, name)]
+    readers = [ShardReader(folder, metadata, name, verify=True) for name in splits]
+    pieces = [(reader, piece) for reader in readers for piece in reader.pieces]
+    table = joined_tables([reader.read(piece) for reader, piece in pieces])
+    names = [name for reader, piece in pieces for name in reader.names(piece)[1].to_pylist()]
+    reader = readers[0]
     of_slices = [record.name for record in metadata.slices]
     present, codes = np.unique(table.slice_id, return_inverse=True)
     types = metadata.cell_types

@@ -42,14 +42,17 @@ from alphastomics.generation.known_positions import (
 from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
+    STORE_SUFFIX,
     UNCALIBRATED,
     read_original,
-    write_generated_h5ad,
+    write_generated,
     write_generated_pt,
 )
 from alphastomics.generation.predict import predict_cells, require_known
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
+from alphastomics.io.spatialdata import require_store
+from alphastomics.io.vitessce import view_path
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
@@ -189,14 +192,17 @@ def sample(
     if target.suffix == ".pt":
         write_generated_pt(target, generated, cells, frame_fits)
     else:
-        write_generated_h5ad(target, original, generated, cells, genes, mode, frame_fits)
+        write_generated(target, original, generated, cells, genes, mode, frame_fits)
     return summary_of(target, mode, cells)
 
 
 def require_target(target: Path, *, overwrite: bool) -> None:
     """Refuse an output of another kind, or one that is there."""
-    if target.suffix not in (".h5ad", ".pt"):
-        raise InputError(f"{target}: expected an --output that ends in .h5ad or .pt")
+    if target.suffix not in (".h5ad", ".zarr", ".pt"):
+        raise InputError(f"{target}: expected an --output that ends in .h5ad, .zarr or .pt")
+    if target.suffix == STORE_SUFFIX:
+        require_store(target, overwrite=overwrite)
+        target = view_path(target)
     require_output(target, overwrite=overwrite)
 
 

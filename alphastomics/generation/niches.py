@@ -43,7 +43,9 @@ def tissue_of_slice(
         return known.index(name)
     if name == BARE_POSITIONS and len(module.style_names) == 1:
         return 0
-    if not bool(niches.is_common) or cells.position is None or not known:
+    # The cells of a virtual section lie in the frame of all slices, though each was fitted in its.
+    in_frame = bool(niches.is_common) or cells.common_frame
+    if not in_frame or cells.position is None or not known:
         return None
     middle = positions_of(cells, number).mean(0)
     dims = cells.dims if not cells.common_frame else 3  # the height of a planar query is nobody's
@@ -66,7 +68,7 @@ def frame_of_slice(
     if tissue is None:
         return None
     position = torch.from_numpy(positions_of(cells, number))
-    if cells.dims == 2 and not cells.common_frame:
+    if cells.dims == 2 and not (cells.common_frame and bool(niches.is_common)):
         position[:, 2] = niches.middle[tissue, 2]
     moved = position - niches.center[tissue].cpu()
     inner = moved @ niches.rotation[tissue].cpu().mT / float(module.position_scale)

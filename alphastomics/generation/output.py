@@ -1,4 +1,4 @@
-"""Writing what was generated: into a copy of the input's h5ad, or as tensors; never half."""
+"""Writing what was generated: a copy of the input's AnnData, a store, or tensors; never half."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int, Real
+from jaxtyping import Float, Float32, Int, Real
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config, Mode
@@ -20,6 +20,8 @@ from alphastomics.generation.radii import RADIUS_KEY
 from alphastomics.io.files import write_bytes
 from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
+from alphastomics.io.spatialdata import write_spatialdata
+from alphastomics.io.vitessce import write_view
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.formats.registry import opened_source
 from alphastomics.preprocessing.normalize import log_normalized
@@ -33,6 +35,7 @@ POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY = (
     "generated_counts",
 )
 ANCHOR_KEY = "position_is_anchor"
+STORE_SUFFIX = ".zarr"
 
 
 # Coverage of three models was 0.1 to 1.3 % where 60 % were expected: see docs/sampling.md.
@@ -84,7 +87,7 @@ def read_original(source: Path | None, config: Config) -> Any | None:
     return data
 
 
-def write_generated_h5ad(
+def write_generated(
     path: Path,
     original: Any | None,
     generated: Generated,
@@ -98,7 +101,26 @@ def write_generated_h5ad(
     if original is None and not TASKS[mode].is_conditional:
         put_counts(data, generated)
     put_into(data, generated, cells, genes, mode, frame_fits)
-    write_file(path, data, compression=None)
+    write_cells(path, data, generated.position, cells, is_predicted=TASKS[mode].generates_position)
+
+
+def write_cells(
+    path: Path,
+    data: Any,
+    position: Float[np.ndarray, "N 3"],
+    cells: InputCells,
+    *,
+    is_predicted: bool,
+) -> None:
+    """Write an AnnData as .h5ad, or as a SpatialData store with a view beside it."""
+    if path.suffix != STORE_SUFFIX:
+        write_file(path, data, compression=None)
+        return
+    key = POSITION_KEY if is_predicted else "spatial"
+    # The view finds positions where the shapes are, however the input calls its coordinates.
+    data.obsm[key] = position[:, : cells.dims]
+    write_spatialdata(path, data, data.obsm[key], cells.slice_id, cells.slice_names)
+    write_view(path, key, [column for column in ("cell_type", "slice_id") if column in data.obs])
 
 
 def put_into(

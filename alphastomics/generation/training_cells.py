@@ -51,7 +51,11 @@ class ContextPrediction(NamedTuple):
 
 
 def training_cells(
-    module: AlphaSTomicsModule, genes: list[str], near: Sequence[Path] = ()
+    module: AlphaSTomicsModule,
+    genes: list[str],
+    near: Sequence[Path] = (),
+    *,
+    split: str | None = "train",
 ) -> InputCells | None:
     """Read the cells that a model was trained on, if their processed folder is found.
 
@@ -62,6 +66,8 @@ def training_cells(
     near
         Where to look beside the recorded path: processed folders, and files of the run, since a
         relative path counts from the folder that `train` was called in.
+    split
+        None: with the cells of that folder which training did not see.
     """
     if module.training_digest is None:
         return None
@@ -70,7 +76,7 @@ def training_cells(
             continue
         metadata = DataFolder(where).metadata()
         if metadata.training_digest == module.training_digest and metadata.genes == genes:
-            return read_processed(where, genes, "train")
+            return read_processed(where, genes, split)
     return None
 
 

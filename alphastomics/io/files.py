@@ -6,6 +6,7 @@ import io
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,30 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder; on success it becomes `path`, on failure it is removed."""
+    partial, old = partial_of(path), partial_of(path)
+    partial.mkdir()
+    try:
+        yield partial
+        for entry in partial.rglob("*"):
+            flush_to_disk(entry)
+        if path.exists():
+            path.replace(old)
+        partial.replace(path)
+        flush_to_disk(path.parent)
+    except OSError as error:
+        if error.errno is None and is_full(path.parent):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
+        raise
+    finally:
+        if old.exists() and not path.exists():
+            old.replace(path)
+        for folder in (partial, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class HashedFile(io.BufferedWriter):
@@ -125,8 +150,6 @@ def require_space(folder: Path, num_bytes: int) -> None:
 
     HDF5 takes the process down when a file's own tables no longer fit: a chunk is left for them.
     """
-    import shutil
-
     if shutil.disk_usage(folder).free < num_bytes + CHUNK_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 

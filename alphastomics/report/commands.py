@@ -33,6 +33,7 @@ from alphastomics.io.files import require_file, require_output, write_text
 from alphastomics.report.collect import collect_findings, generate_for_page
 from alphastomics.report.curves import read_curves
 from alphastomics.report.findings import Scores
+from alphastomics.report.generated import read_virtual, virtual_findings
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
@@ -95,7 +96,14 @@ def report(
 
 
 def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, target: Path) -> Path:
-    """Generate, score where nobody has, and write the page."""
+    """Generate, score where nobody has, and write the page; virtual sections are shown alone."""
+    virtual = read_virtual(request.input_data)
+    if virtual is not None:
+        require_genes(request.genes, list(virtual.var_names))
+        findings = virtual_findings(request.input_data, virtual, request.unit)
+        seed = config.seed.global_seed
+        write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
+        return target
     module, genes = load_for_use(checkpoint)
     require_genes(request.genes, genes)
     config = with_trained_sampling(config, module)

@@ -135,6 +135,8 @@ class Findings:
         Columns of `obs` that cells can be coloured by.
     unit
         Unit of the coordinates.
+    is_generated
+        Whether the cells themselves were made: they are all that is shown.
     """
 
     title: str
@@ -151,3 +153,4 @@ class Findings:
     missing: dict[str, str] = field(default_factory=dict)
     columns: list[ObsColumn] = field(default_factory=list)
     unit: str = "µm"
+    is_generated: bool = False

@@ -316,6 +316,7 @@ def cell_data(
         "verdict": [verdict.sentence for verdict in verdicts(findings.scores or {})],
         "facts": findings.facts,
         "missing": findings.missing,
+        "generated": findings.is_generated,
         "dims": cells.dims,
         "cells": len(cells.names),
         "shown": len(rows),

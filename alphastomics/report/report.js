@@ -65,7 +65,7 @@ function showHead() {
   const note = document.getElementById("subsampled");
   note.textContent = notes.join(" ");
   note.hidden = !notes.length;
-  document.getElementById("nav").append(...[...document.querySelectorAll("[data-nav]")].map((section) => element("a", { href: `#${section.id}`, text: section.dataset.nav })));
+  document.getElementById("nav").append(...[...document.querySelectorAll("[data-nav]")].filter((section) => !data.generated || section.id === "new").map((section) => element("a", { href: `#${section.id}`, text: section.dataset.nav })));
   document.getElementById("theme").addEventListener("click", () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -256,6 +256,15 @@ function geneCharts(body) {
   }), "Spatial order by gene", "1: neighbours are the same; 0: no order. Points to the right should lie high. A prediction of means is smoother than single cells, so that points lie above the line.");
 }
 
+/** Cells that were made, and nothing else: all sections at once. */
+function showGenerated() {
+  for (const section of document.querySelectorAll("[data-nav]")) section.hidden = section.id !== "new";
+  document.querySelector(".kicker").textContent = "Cells that were made";
+  const body = bodyOf("new");
+  body.previousElementSibling.textContent = "Cells that never were, at positions between or beside the measured sections. Choose one section, or see all of them in space.";
+  tissues(body, { panels: [{ title: "Virtual sections", position: data.position }], linked: false, first: -1, choices: [...cellsFirst(typeArrays(data.type)), ...byGenes("true", "true")], cells: (row) => cellWords(row, 0) });
+}
+
 function showNew() {
   const body = bodyOf("new");
   if (!data.new) return absent(body, "Not shown", data.missing.new);
@@ -360,7 +369,7 @@ function showInside() {
 async function main() {
   await unpackKnown();
   showHead();
-  for (const show of [showScores, showPositions, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
+  for (const show of data.generated ? [showGenerated] : [showScores, showPositions, showPath, showErrors, showPredicted, showNew, showTraining, showInside]) show();
   document.body.dataset.state = "ready";
 }
 main();

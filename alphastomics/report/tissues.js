@@ -9,10 +9,10 @@
  * stretched: whether the colours of a panel are no values of the scale.
  */
 class Tissues {
-  constructor(parent, { panels, choices, slices, sliceOf, dims, cells, types, linked, height, stretched }) {
+  constructor(parent, { panels, choices, slices, sliceOf, dims, cells, types, linked, height, stretched, first = 0 }) {
     Object.assign(this, { panels, choices, slices, sliceOf, dims, cells, types, linked, stretched, highlight: null });
     this.view = dims === 3 ? "3D" : "2D";
-    this.slice = 0;
+    this.slice = first;
     this.choice = choices[0];
     this.plot = element("div", { className: "plot" });
     this.ring = element("div", { className: "ring", hidden: true });
@@ -41,6 +41,7 @@ class Tissues {
     if (this.choices.length > 1) row.append(element("label", { text: "Colour" }, this.colourSelect));
     if (this.slices.length > 1) {
       const select = element("select", { className: "slice" }, ...this.slices.map((name, index) => element("option", { value: String(index), text: name })), element("option", { value: "-1", text: `All ${this.slices.length} slices` }));
+      select.value = String(this.slice);
       select.addEventListener("change", () => { this.slice = Number(select.value); this.draw(); });
       row.append(element("label", { text: "Slice" }, select));
     }

@@ -278,3 +278,16 @@ def test_a_volume_is_shown_in_space_and_few_cells_are_shown_of_many(browser, tmp
         assert colours(opened.picture(f"#{section} .plot")) > 20
     assert opened.said == []
     opened.page.close()
+
+
+def test_cells_that_were_made_are_shown_alone_all_slices_at_once(browser, tmp_path: Path):
+    cells = make_cells(240)
+    opened = open_page(browser, write(tmp_path, make_findings(cells, is_generated=True)))
+    shown = opened.page.query_selector_all("[data-nav]:visible")
+    assert [section.get_attribute("id") for section in shown] == ["new"]
+    opened.look_at("new")
+    assert opened.page.evaluate("document.querySelector('#new .plot').data.length") == 1
+    drawn = opened.page.evaluate("document.querySelector('#new .plot').data[0].x.length")
+    assert drawn == len(cells.names)
+    assert opened.said == []
+    opened.page.close()

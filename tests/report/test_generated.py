@@ -1,0 +1,67 @@
+"""A page of virtual sections: the file that `sample` wrote enters; cells and no score leave."""
+
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+
+from alphastomics.config import Config
+from alphastomics.errors import InputError
+from alphastomics.report.commands import ReportRequest, write_report
+from alphastomics.report.generated import read_virtual, virtual_findings
+from alphastomics.report.prepare import page_data
+
+CELLS = 40
+
+
+def virtual(**uns: object) -> anndata.AnnData:
+    random = np.random.default_rng(0)
+    data = anndata.AnnData(random.poisson(2, (2 * CELLS, 3)).astype(np.float32))
+    data.layers["normalized"] = np.log1p(data.X)
+    data.obs["slice_id"] = ["virtual_5"] * CELLS + ["virtual_7"] * CELLS
+    data.obs["cell_type"] = np.where(random.random(2 * CELLS) < 0.5, "A", "B")
+    data.obsm["spatial"] = random.random((2 * CELLS, 2))
+    data.obsm["spatial3d"] = np.column_stack([data.obsm["spatial"], np.repeat([5.0, 7.0], CELLS)])
+    data.uns["alphastomics"] = {"mode": "virtual_section", **uns}
+    return data
+
+
+def test_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path):
+    path = tmp_path / "virtual.h5ad"
+    virtual().write_h5ad(path)
+    again = read_virtual(path)
+    findings = virtual_findings(path, again, "µm")
+    np.testing.assert_array_equal(findings.cells.position[:, 2], np.repeat([5.0, 7.0], CELLS))
+    np.testing.assert_array_equal(findings.cells.expression, again.layers["normalized"])
+    page = page_data(findings, 0, [], 1000)
+    assert page["generated"]
+    assert page["dims"] == 3
+    assert page["slices"] == ["virtual_5", "virtual_7"]
+    assert page["types"] == ["A", "B"]
+    assert page["scores"] is None
+    target = tmp_path / "page.html"
+    nowhere = tmp_path / "no.ckpt"
+    request = ReportRequest(path, "test", genes=["1"])
+    assert write_report(Config(), checkpoint=nowhere, request=request, target=target) == target
+    assert '"generated":true' in target.read_text().replace(": ", ":")
+    with pytest.raises(InputError, match="none of the checkpoint's 3 genes"):
+        write_report(
+            Config(),
+            checkpoint=nowhere,
+            request=ReportRequest(path, "test", genes=["9"]),
+            target=target,
+        )
+
+
+def test_other_files_are_no_virtual_sections(tmp_path: Path):
+    path = tmp_path / "cells.h5ad"
+    virtual(mode="joint").write_h5ad(path)
+    assert read_virtual(path) is None
+    path.write_text("no HDF5")
+    assert read_virtual(path) is None
+    assert read_virtual(tmp_path / "none.h5ad") is None
+    flat = virtual()
+    del flat.obsm["spatial3d"]
+    with pytest.raises(InputError, match="spatial3d"):
+        virtual_findings(path, flat, "µm")
