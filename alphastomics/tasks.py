@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["joint", "expr_to_pos", "pos_to_expr"]
+# What `sample` does besides: no task that a network is trained for.
+IMPUTE: Literal["impute"] = "impute"
+LABEL: Literal["label"] = "label"
+SampleMode = Literal["joint", "expr_to_pos", "pos_to_expr", "impute", "label"]
 EXPRESSION, POSITION = 0, 1
 
 

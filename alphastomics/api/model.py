@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from anndata import AnnData
 
+from alphastomics.api.annotating import AnnotatingVerbs
 from alphastomics.api.notebook import (
     for_notebooks,
     log_shown,
@@ -43,7 +44,6 @@ from alphastomics.api.setup import (
     to_remember,
     write_cells,
 )
-from alphastomics.api.trained import TrainedVerbs
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.config.file import parse_document, put, to_document
 from alphastomics.diffusion_model.hub_model import (
@@ -82,7 +82,7 @@ def untouched_randomness() -> Iterator[None]:
 
 
 @for_notebooks
-class AlphaSTomics(TrainedVerbs):
+class AlphaSTomics(AnnotatingVerbs):
     """A generative model of tissue: where cells sit, what they express, and new tissue.
 
     Parameters

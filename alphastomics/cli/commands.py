@@ -12,7 +12,7 @@ from typing import Any
 from alphastomics.cli.flags import DEFAULT_SPLIT, DEMO_DIR
 from alphastomics.cli.parse import Call
 from alphastomics.errors import InputError
-from alphastomics.tasks import TASKS
+from alphastomics.tasks import IMPUTE, LABEL, TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,10 @@ def sample(call: Call) -> str:
 
     arguments = call.arguments
     seed(call)
+    if call.config.sampling.mode in (IMPUTE, LABEL):
+        return json.dumps(annotated(call), indent=2)
+    if arguments.genes:
+        raise InputError("--genes: counts with --sample_mode impute; leave it out")
     if arguments.virtual_z is not None:
         return virtual_sections(call)
     summary = run_sample(
@@ -137,6 +141,27 @@ def virtual_sections(call: Call) -> str:
         given=call.given,
     )
     return json.dumps(summary, indent=2)
+
+
+def annotated(call: Call) -> dict[str, Any]:
+    """Impute genes, or label cells; say what was done."""
+    from alphastomics.generation.annotation import annotate
+
+    arguments, mode = call.arguments, call.config.sampling.mode
+    unused = ("num_cells", "num_slices", "virtual_z", "landmarks", "anchors", "frame_scale")
+    for name in unused:
+        if getattr(arguments, name):
+            raise InputError(f"--{name}: does not count with --sample_mode {mode}; leave it out")
+    return annotate(
+        call.config,
+        checkpoint=arguments.checkpoint,
+        input_data=arguments.input_data,
+        output=arguments.output,
+        split=arguments.split or DEFAULT_SPLIT,
+        overwrite=arguments.overwrite,
+        reference=arguments.reference,
+        genes=arguments.genes,
+    )
 
 
 def test(call: Call) -> str:

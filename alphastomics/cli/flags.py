@@ -267,7 +267,7 @@ _COMMANDS = {
             SPLIT_NAME,
             path_flag(
                 "reference",
-                "Slice (.h5ad) that lies in the atlas frame: return positions in that frame.",
+                "Slice in the atlas frame of the returned positions; for impute and label: cells.",
                 default="centred positions",
                 excludes="frame",
             ),
@@ -279,19 +279,23 @@ _COMMANDS = {
             ),
             Flag(
                 "anchors",
-                help="Cells whose position is known: a CSV of cell name, x, y[, z], a file of "
-                "cells, or a column of obs that marks them.",
+                help="Known cells: a CSV of cell name, x, y[, z], a file, or a column of obs.",
                 default="rows of the input's coordinates that are not NaN",
                 metavar="FILE_OR_COLUMN",
                 kind=str,
                 excludes="frame",
             ),
             switch("frame_scale", "Let the tissue grow or shrink as a whole onto the frame."),
-            path_flag(
-                "output",
-                "File for the generated cells: .h5ad, .zarr (SpatialData) or .pt.",
-                default="beside the input",
+            Flag(
+                "genes",
+                help="Genes to impute, with --sample_mode impute.",
+                default="all that the model or the reference knows",
+                kind=str,
+                many=True,
+                metavar="GENE",
             ),
+            replace(DATA_DIR, help="Processed folder of the training.", default=AS_TRAINED),
+            path_flag("output", ".h5ad, .zarr (SpatialData) or .pt.", default="beside the input"),
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,

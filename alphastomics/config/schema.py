@@ -20,7 +20,8 @@ from alphastomics.config.section import (
     share,
     weight,
 )
-from alphastomics.tasks import Mode, tasks_of
+from alphastomics.errors import InputError
+from alphastomics.tasks import Mode, SampleMode, tasks_of
 
 Precision = Annotated[
     Literal["auto", "bf16", "fp16", "32"],
@@ -270,7 +271,10 @@ class SamplingConfig(Section):
         50, "Network calls of a sample; at most diffusion.num_timesteps.", auto=True
     )
     sampler: Solver = setting("ddim", "Solver of the reverse.")
-    mode: Mode = setting("joint", "What is generated: both, positions, or expression.")
+    mode: SampleMode = setting(
+        "joint",
+        "What is generated: both, positions, or expression; or genes imputed, cells labelled.",
+    )
     estimator: Literal["mean", "sample", "assigned"] = setting(
         "mean",
         "The posterior mean, one sample from the posterior, or one position of a section each.",
@@ -290,6 +294,13 @@ class SamplingConfig(Section):
         ge=2,
         le=LARGEST_COUNT,
     )
+
+    @property
+    def task(self) -> Mode:
+        """The mode, where it is that of a task of the network."""
+        if self.mode == "impute" or self.mode == "label":
+            raise InputError(f"sampling.mode: {self.mode} is for `alphastomics sample` alone")
+        return self.mode
 
 
 class Config(Section):

@@ -115,7 +115,7 @@ class DiffusionSampler:
         expr: Float[Tensor, "B N G"],
         pos: Float[Tensor, "B N 3"],
         mask: Bool[Tensor, "B N"],
-        mode: Mode = _SAMPLING.mode,
+        mode: Mode = _SAMPLING.task,
         *,
         num_steps: int = _SAMPLING.num_steps,
         sampler: Solver = _SAMPLING.sampler,

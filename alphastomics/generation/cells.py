@@ -167,14 +167,23 @@ def blank_cells(blank: Blank, num_genes: int, *, dims: int) -> InputCells:
 
 
 def read_query(
-    path: Path, genes: Sequence[str], normalization: dict[str, Any] | None, config: Config
+    path: Path,
+    genes: Sequence[str],
+    normalization: dict[str, Any] | None,
+    config: Config,
+    *,
+    checks_genes: bool = True,
 ) -> InputCells:
     """Read cells of any format: align genes, normalise as in training; they may lack positions.
 
-    Where some have one and others NaN, those that have one are anchors.
+    Where some have one and others NaN, those that have one are anchors. With `checks_genes`, cells
+    that lack many of the genes are said to.
     """
     options = config.data.preprocessing
-    with opened_query(path, genes, normalization, options, partial=True) as query:
+    opened = opened_query(
+        path, genes, normalization, options, partial=True, checks_genes=checks_genes
+    )
+    with opened as query:
         reader, types = query.reader, query.form.cell_types
         key = options.cell_type_key
         if key is not None and key not in reader.obs.columns:

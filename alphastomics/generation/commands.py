@@ -153,7 +153,7 @@ def sample(
     known, by a file or a column of obs. `given` names the flags of a command line: a mode that is
     not among them follows from the input; a flag without effect is named.
     """
-    mode = config.sampling.mode
+    mode = config.sampling.task
     require_source(input_data, blank, mode, has_frame=frame is not None)
     target = default_output(input_data) if output is None else output
     require_target(target, overwrite=overwrite)

@@ -59,6 +59,7 @@ def opened_query(
     first_rows: int | None = None,
     *,
     partial: bool = False,
+    checks_genes: bool = True,
 ) -> Iterator[Query]:
     """Open a file whose cells a model is asked about, and check that they fit it.
 
@@ -74,6 +75,8 @@ def opened_query(
         Rows that say whether the values are counts; None asks all.
     partial
         Some cells may have no position (NaN).
+    checks_genes
+        Say so where few of the genes are there.
     """
     trained = normalization or DEFAULT_NORMALIZATION
     with in_subprocess(path, SourceOptions.of(options)) as source:
@@ -98,7 +101,8 @@ def opened_query(
         )
         measured = np.ones(len(genes), dtype=bool)
         measured[alignment.missing()] = False
-        check_genes(int(measured.sum()), genes, path)
+        if checks_genes:
+            check_genes(int(measured.sum()), genes, path)
         types = reader.names_that_occur(options.cell_type_key) or ()
         form = CellForm(alignment, bool(normalize), key, options.cell_type_key, types, partial)
         dims = 0 if positions is None else positions.columns

@@ -1,0 +1,178 @@
+"""What is known beside a query: a model, a query and perhaps a reference enter; their cells leave.
+
+Known cells are those that the model was trained on, where their processed folder is found, and
+those of a reference, which may be dissociated and may have genes that the model does not know.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from alphastomics.config import Config
+from alphastomics.diffusion_model.module import AlphaSTomicsModule
+from alphastomics.errors import InputError
+from alphastomics.generation.cells import InputCells, read_processed, read_pt, read_query
+from alphastomics.generation.gene_features import GeneCells, gene_cells, joined
+from alphastomics.generation.notices import is_processed
+from alphastomics.generation.training_cells import training_cells
+from alphastomics.preprocessing.cell_source import SourceOptions
+from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
+
+logger = logging.getLogger(__name__)
+
+# Training cells, or cells of a reference, that are looked at.
+MOST_CELLS = 50_000
+# Fewer genes in common say little.
+LEAST_SHARED = 10
+
+
+class Source(NamedTuple):
+    """A file or folder of cells, and the settings to read it with; the split of a processed one."""
+
+    path: Path
+    config: Config
+    split: str = "test"
+
+
+class Gathered(NamedTuple):
+    """A query, and what is known beside it.
+
+    Attributes
+    ----------
+    genes
+        Names of all genes: the model's, then those that a reference adds.
+    cells, query
+        The query as the model reads it, and in the unit that users know.
+    known
+        Training and reference cells; None without any.
+    is_log
+        Whether values are logarithms of shares.
+    """
+
+    genes: list[str]
+    cells: InputCells
+    query: GeneCells
+    known: GeneCells | None
+    is_log: bool
+
+    def panels(self) -> Iterator[np.ndarray]:
+        """Yield the rows of query cells whose slices measured the same genes."""
+        kinds = np.unique(self.query.measured, axis=0, return_inverse=True)[1].reshape(-1)
+        for kind in range(kinds.max() + 1):
+            yield np.flatnonzero(kinds[self.query.slice_id] == kind)
+
+
+class Contents(NamedTuple):
+    """Genes of a file of cells, and the columns of its obs."""
+
+    genes: list[str]
+    columns: list[str]
+
+
+def contents_of(source: Source) -> Contents:
+    """Look into a file of cells."""
+    with in_subprocess(source.path, SourceOptions.of(source.config.data.preprocessing)) as cells:
+        return Contents([str(gene) for gene in cells.genes], list(cells.obs.columns))
+
+
+def gather(
+    module: AlphaSTomicsModule,
+    genes: list[str],
+    query: Source,
+    reference: Source | None,
+    near: Sequence[Path],
+    wanted: Sequence[str] | None = None,
+) -> Gathered:
+    """Read a query, the training cells and a reference.
+
+    Parameters
+    ----------
+    module, genes
+        The model and its genes.
+    query, reference
+        Where their cells are.
+    near
+        Where to look for the training cells beside the recorded folder.
+    wanted
+        Genes that are asked for; None are all. Others of the reference count where the query has
+        them.
+    """
+    is_file = query.path.suffix != ".pt" and not is_processed(query.path)
+    extra: list[str] = []
+    if reference is not None:
+        require_file_of_cells(reference.path)
+        useful = (
+            None if wanted is None else {*wanted, *(contents_of(query).genes if is_file else ())}
+        )
+        offered = set(contents_of(reference).genes) - set(genes)
+        extra = sorted(offered if useful is None else offered & useful)
+    every = [*genes, *extra]
+    if is_file:
+        require_file_of_cells(query.path)
+        cells = read_query(
+            query.path, every, module.normalization, query.config, checks_genes=False
+        )
+    elif query.path.suffix == ".pt":
+        cells = read_pt(query.path, len(genes))
+    else:
+        cells = read_processed(query.path, genes, query.split)
+    parts = []
+    known = training_cells(module, genes, near)
+    if known is not None:
+        parts.append(gene_cells(known, len(every), some_rows(known)))
+    if reference is not None:
+        parts.append(read_reference(module, every, reference))
+    asked = gene_cells(cells, len(every))
+    log_normalized = (module.normalization or DEFAULT_NORMALIZATION)["log_normalize"]
+    is_log = bool(log_normalized) and all(
+        part.values.min(initial=0) >= 0 for part in (asked, *parts)
+    )
+    return Gathered(every, cells, asked, joined(parts) if parts else None, is_log)
+
+
+def require_file_of_cells(path: Path) -> None:
+    """Refuse what is no file or folder of cells."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder, seen from the working folder")
+    if path.suffix == ".pt" or is_processed(path):
+        raise InputError(f"{path}: a reference is a file of cells, such as .h5ad")
+
+
+def some_rows(cells: InputCells) -> np.ndarray:
+    """Choose some of very many cells, in order."""
+    return np.sort(np.random.default_rng(0).permutation(len(cells.slice_id))[:MOST_CELLS])
+
+
+def read_reference(module: AlphaSTomicsModule, genes: list[str], source: Source) -> GeneCells:
+    """Read the cells of a reference; their types, where they stand where those of training did."""
+    options = source.config.data.preprocessing
+    key = options.cell_type_key or module.config.data.preprocessing.cell_type_key
+    if key not in contents_of(source).columns:
+        key = None
+    reading = options.model_copy(update={"cell_type_key": key})
+    data = source.config.data.model_copy(update={"preprocessing": reading})
+    config = source.config.model_copy(update={"data": data})
+    cells = read_query(source.path, genes, module.normalization, config, checks_genes=False)
+    # Whatever its slices are called, they are none of the query's.
+    names = [f"reference: {name}" for name in cells.slice_names]
+    return gene_cells(replace(cells, slice_names=names), len(genes), some_rows(cells))
+
+
+def require_shared(query: GeneCells, rows: np.ndarray, known: GeneCells) -> None:
+    """Refuse a query that shares no gene with known cells; warn of one that shares few."""
+    measured = query.measured[query.slice_id[rows[0]]]
+    shared = int((measured & known.measured.any(0)).sum())
+    if shared == 0:
+        raise InputError(
+            "the query shares no gene with the training cells: name its genes as the training data "
+            "does, in var_names"
+        )
+    if shared < LEAST_SHARED:
+        logger.warning(
+            "the query shares %d gene(s) with the known cells: they say little of others", shared
+        )
