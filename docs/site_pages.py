@@ -1,13 +1,18 @@
-"""Pages of the site that are written elsewhere: the files of the root, and the reference.
+"""Pages of the site that are written elsewhere: the root's files, notebooks, and the reference.
 
 A hook of mkdocs: the README, CONTRIBUTING and CHANGELOG stay where everybody looks for them, with
 links that hold there; here they become pages, with links that hold in the site. The reference has a
-page for each package, made from the docstrings.
+page for each package, made from the docstrings. A notebook becomes a page with what it shows.
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs reads this file by its path
+
+from notebook_pages import NOTEBOOKS, page_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "alphastomics"
@@ -62,6 +67,8 @@ def generated_pages() -> dict[str, str]:
         pages[f"reference/{package}.md"] = reference(title, modules_of(package))
     settings = ["alphastomics.config.schema", "alphastomics.config.data", "alphastomics.config.run"]
     pages["reference/config.md"] = reference("Settings", settings)
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        pages[f"notebooks/{path.stem}.md"] = page_of(path).text
     return pages
 
 
@@ -71,6 +78,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     for path, text in generated_pages().items():
         files.append(File.generated(config, path, content=text))
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        for name, picture in page_of(path).pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
 
 
