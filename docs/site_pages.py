@@ -43,9 +43,15 @@ def as_page(text: str) -> str:
     text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
     for name, page in PAGES.items():
         text = text.replace(f"]({name}", f"]({page}")
+    text = to_notebook_pages(text)
     for name in UNPAGED:
         text = re.sub(rf"\[([^\]]+)\]\({re.escape(name)}\)", r"\1", text)
     return text
+
+
+def to_notebook_pages(text: str) -> str:
+    """Let links to notebooks lead to their pages."""
+    return re.sub(r"(\]\(notebooks/\w+)\.ipynb\)", r"\1.md)", text)
 
 
 def modules_of(package: str) -> list[str]:
@@ -86,4 +92,4 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Make links to the README links to the first page (called by mkdocs)."""
-    return markdown.replace("](../README.md", "](index.md")
+    return to_notebook_pages(markdown.replace("](../README.md", "](index.md"))

@@ -42,7 +42,7 @@ def panels(rows: int, dims: Sequence[int], ax: Any, *, link: bool = False) -> np
                 f"ax: {rows * columns} panels are plotted, got {given.size} axes; give as many, "
                 "or none"
             )
-        if any(d == 3 and one.name != "3d" for d, one in zip([*dims] * rows, given, strict=True)):
+        if any(d == 3 and a.name != "3d" for d, a in zip([*dims] * rows, given, strict=True)):
             raise InputError('ax: cells in 3D need axes made with projection="3d"')
         return given.reshape(rows, columns)
     size = (PANEL_INCHES * columns + 1, PANEL_INCHES * rows)
@@ -58,7 +58,7 @@ def panels(rows: int, dims: Sequence[int], ax: Any, *, link: bool = False) -> np
 
 
 def palette_of(values: Values) -> list[Any]:
-    """Return a colour for each group: those of the AnnData, or some that can be told apart."""
+    """Return a colour for each group: those of the AnnData, or ones that differ."""
     assert values.names is not None
     if values.palette is not None:
         return values.palette

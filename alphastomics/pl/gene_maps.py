@@ -69,11 +69,11 @@ def genes(
             for kind, table in tables.items():
                 values = Values(gene, gene_values(table, column)[rows])
                 pair.append(values)
-                one = next(panel)
-                points = plot_cells(one, position[rows], values)
+                axes_of_kind = next(panel)
+                points = plot_cells(axes_of_kind, position[rows], values)
                 agreement = pearson(*(v.values for v in pair)) if len(pair) == 2 else ""
-                titled(one, gene, name, kind, agreement)
-                explain([one], points, Values("", values.values))
+                titled(axes_of_kind, gene, name, kind, agreement)
+                explain([axes_of_kind], points, Values("", values.values))
     return axes
 
 
