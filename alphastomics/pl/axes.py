@@ -144,7 +144,7 @@ def explain(axes: Sequence[Any], points: Any, values: Values | None) -> None:
         handles=handles,
         title=values.label,
         loc="center left",
-        bbox_to_anchor=(1.02, 0.5),
+        bbox_to_anchor=(1.12 if last.name == "3d" else 1.02, 0.5),
         ncols=-(-len(handles) // LEGEND_ROWS),
         frameon=False,
         fontsize="small",
