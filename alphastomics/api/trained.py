@@ -5,7 +5,7 @@ result, whichever entry point is used. Results stand under the keys that `sample
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -190,9 +190,7 @@ class TrainedVerbs:
         put_into(data, generated, cells, genes, JOINT.name)
         return data
 
-    def virtual_section(
-        self, z: float | Sequence[float], n: int | None = None, **keywords: Any
-    ) -> AnnData:
+    def virtual_section(self, z: Any, n: int | None = None, **keywords: Any) -> AnnData:
         """Make a section where none was measured, between or beside sections in one frame.
 
         Parameters
