@@ -1,4 +1,4 @@
-"""Genes that were hidden, and cell types, on real slices, beside k-NN, ridge and logistic regression.
+"""Hidden genes, and cell types, on real slices, beside k-NN, ridge and logistic regression.
 
     python benchmarks/imputation.py DATA [--sets NAME ...] [--labels NAME ...] [--seeds 0 1 2]
 

@@ -117,6 +117,8 @@ CONTRACT = {
         "landmarks": "centred positions",
         "anchors": "rows of the input's coordinates that are not NaN",
         "frame_scale": "off",
+        "genes": "all that the model or the reference knows",
+        "data_dir": AS_TRAINED,
         "sample_mode": None,
         "num_steps": AS_TRAINED,
         "sampler": None,

@@ -176,7 +176,10 @@ class AlphaSTomics(AnnotatingVerbs):
         for name, data in self._data.items():
             setup = self._setups[name]
             if setup.position_key is None:
-                raise InputError(f"{name}: was set up without coordinates; training needs them")
+                raise InputError(
+                    f"{name}: was set up without coordinates; training needs them (impute and "
+                    "predict_labels learn from dissociated cells: reference=…)"
+                )
             check(data, setup, name)
             dims_of[name] = positions(data, setup.position_key, name).shape[1]
         if len(set(dims_of.values())) > 1:

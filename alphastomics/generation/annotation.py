@@ -138,16 +138,19 @@ def impute_query(
         if by_counts:
             assert counts is not None
             scaled = gathered.cells.expression[rows]
-            found = impute_by_counts(
+            predicted = impute_by_counts(
                 counts, scaled, part, asked[lacking], seed, is_log=gathered.is_log
             )
         else:
             assert known is not None
             require_shared(query, rows, known)
-            found = impute(known, part, asked[lacking], seed, is_log=gathered.is_log)
-        for target, values in zip(whole[:2], found[:2], strict=True):
+            predicted = impute(known, part, asked[lacking], seed, is_log=gathered.is_log)
+        for target, values in zip(whole[:2], predicted[:2], strict=True):
             target[np.ix_(rows, lacking)] = values
-        whole.expected_r[lacking], whole.interval[lacking] = found.expected_r, found.interval
+        whole.expected_r[lacking], whole.interval[lacking] = (
+            predicted.expected_r,
+            predicted.interval,
+        )
     return asked, whole, method
 
 
@@ -203,10 +206,10 @@ def label_query(module: AlphaSTomicsModule, gathered: Gathered, seed: int) -> La
     probability, accuracy = np.zeros((len(query), len(names))), []
     for rows in gathered.panels():
         require_shared(query, rows, known)
-        found = predict_labels(known, query.take(rows), seed, is_log=gathered.is_log)
-        columns = [names.index(name) for name in found.names]
-        probability[np.ix_(rows, columns)] = found.probability
-        accuracy.append(found.expected_accuracy * len(rows) / len(query))
+        predicted = predict_labels(known, query.take(rows), seed, is_log=gathered.is_log)
+        columns = [names.index(name) for name in predicted.names]
+        probability[np.ix_(rows, columns)] = predicted.probability
+        accuracy.append(predicted.expected_accuracy * len(rows) / len(query))
     return Labels(names, probability, sum(accuracy))
 
 
@@ -222,6 +225,14 @@ def put_labels(data: Any, labels: Labels) -> None:
         "names": np.array(labels.names, dtype=object),
         "expected_accuracy": labels.expected_accuracy,
     }
+
+
+def of_any_format(config: Config) -> Config:
+    """Return settings that recognise a file by its content: --format is that of the input."""
+    plain = {"format": None, "table": None}
+    options = config.data.preprocessing.model_copy(update=plain)
+    data = config.data.model_copy(update={"preprocessing": options})
+    return config.model_copy(update={"data": data})
 
 
 def annotate(
@@ -250,7 +261,7 @@ def annotate(
         require_file_of_cells(reference)
     module, known_genes = load_for_use(checkpoint)
     near = (Path(config.data.processed_data_dir), checkpoint)
-    of_reference = None if reference is None else Source(reference, config)
+    of_reference = None if reference is None else Source(reference, of_any_format(config))
     query = Source(input_data, config, split)
     gathered = gather(module, known_genes, query, of_reference, near, genes)
     original = read_original(input_data, config)

@@ -148,7 +148,7 @@ def mean_unit(
 
 
 def in_unit_of_query(
-    found: Imputed,
+    result: Imputed,
     mean: Float64[np.ndarray, " G"],
     std: Float64[np.ndarray, " G"],
     factor: Float64[np.ndarray, " N"],
@@ -159,7 +159,7 @@ def in_unit_of_query(
 
     Standardised are shares of the total of the shared genes, which is `factor` of that of all.
     """
-    values, error = found.values * std + mean, found.std * std
+    values, error = result.values * std + mean, result.std * std
     if is_log:
         linear = np.expm1(np.maximum(values, 0))
         scale = factor[:, None]
@@ -167,7 +167,7 @@ def in_unit_of_query(
             np.log1p(linear * scale),
             error * scale * (linear + 1) / (1 + linear * scale),
         )
-    return found._replace(values=values, std=error)
+    return result._replace(values=values, std=error)
 
 
 class Columns:

@@ -119,7 +119,8 @@ def require_positions(path: Path, options: SourceOptions) -> None:
         raise InputError(
             f"{path}: counts of dissociated cells have no positions, and training needs them: "
             "train on spatial slices, then predict the positions of these cells with "
-            "`alphastomics sample --sample_mode expr_to_pos --input_data`"
+            "`alphastomics sample --sample_mode expr_to_pos --input_data`, or learn genes and "
+            "types from them with --sample_mode impute or label and --reference"
         )
 
 
