@@ -68,7 +68,8 @@ def pythons() -> list[Path]:
     for folder in folders:
         for path in folder.glob("python3.*"):
             match = re.fullmatch(r"python3\.(\d+)", path.name)
-            if match and int(match[1]) >= 11:
+            # A shim of pyenv runs only the version that is chosen.
+            if match and int(match[1]) >= 11 and "shims" not in path.parts:
                 versions.setdefault((3, int(match[1])), path)
     return [versions[key] for key in sorted(versions)]
 
