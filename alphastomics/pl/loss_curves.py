@@ -8,7 +8,7 @@ import pandas as pd
 from alphastomics.errors import InputError
 from alphastomics.pl.axes import panels, titled
 
-# The terms of the loss and what they are of, in the order of the panels; others follow by name.
+# The terms of the loss and what they are of, in the order of the panels.
 TITLES = {
     "loss": "total loss",
     "position": "predicted positions",
@@ -17,6 +17,12 @@ TITLES = {
     "balance": "use of experts",
 }
 COLUMNS = {"step", "name", "value"}
+LABELS = ("training", "validation")
+
+
+def names_of(term: str) -> tuple[str, str]:
+    """Return what a term is logged as, in training and in validation."""
+    return f"train/{term}", f"val/{term}"
 
 
 def history(model: Any, *, ax: Any = None) -> np.ndarray:
@@ -32,7 +38,7 @@ def history(model: Any, *, ax: Any = None) -> np.ndarray:
     Returns
     -------
     numpy.ndarray
-        Axes: one row, the total loss first.
+        Axes: one row, the total loss first. Terms that are 0 throughout are left out.
     """
     table = model if isinstance(model, pd.DataFrame) else getattr(model, "history", None)
     if not isinstance(table, pd.DataFrame) or not set(table.columns) >= COLUMNS:
@@ -40,24 +46,23 @@ def history(model: Any, *, ax: Any = None) -> np.ndarray:
             "model: expected a trained model, or a table with the columns step, name and value, "
             f"got {type(model).__name__}"
         )
-    curves = {
-        tuple(str(name).split("/")): points
-        for name, points in table.groupby("name", sort=False)
-        if str(name).startswith(("train/", "val/")) and str(name).count("/") == 1
-    }
-    logged = {term for _, term in curves}
-    terms = [*filter(logged.__contains__, TITLES), *sorted(logged - set(TITLES))]
+    curves = dict(tuple(table.groupby("name", sort=False)))
+    terms = [
+        term
+        for term in TITLES
+        if any((curves[name]["value"] != 0).any() for name in names_of(term) if name in curves)
+    ]
     if not terms:
         raise InputError("model: no losses were logged; train it, or load the folder of its run")
     axes = panels(1, [2] * len(terms), ax)
     for panel, name in zip(axes[0], terms, strict=True):
         # One step's loss depends on the times it sampled: dots for steps, a line for validations.
-        for part, style, label in (("train", ".", "training"), ("val", "o-", "validation")):
-            if (part, name) in curves:
-                points = curves[part, name]
+        for logged, style, label in zip(names_of(name), (".", "o-"), LABELS, strict=True):
+            if logged in curves:
+                points = curves[logged]
                 panel.plot(points["step"], points["value"], style, markersize=3, label=label)
         panel.set(xlabel="step")
-        titled(panel, TITLES.get(name, name))
+        titled(panel, TITLES[name])
     axes[0, 0].set_ylabel("loss")
     axes[0, 0].legend(frameon=False, fontsize="small")
     return axes[0]

@@ -9,10 +9,11 @@ import pytest
 
 import alphastomics
 from alphastomics import pl
+from alphastomics.diffusion_model.step import TERM_NAMES
 from alphastomics.evaluation.position import aligned
 from alphastomics.generation.output import ANCHOR_KEY, LAYER_KEY, POSITION_KEY, STD_KEY
 from alphastomics.generation.radii import RADIUS_KEY
-from alphastomics.pl import gene_maps, position_maps
+from alphastomics.pl import gene_maps, loss_curves, position_maps
 from alphastomics.preprocessing.normalize import log_normalized
 
 # What matplotlib and its dependencies say of one another is no matter of ours.
@@ -166,13 +167,13 @@ def test_positions_and_uncertainty_in_3d_are_aligned_in_space(cells):
 
 
 def test_the_history_has_a_panel_for_each_loss_the_total_first():
-    names = ["val/position", "train/loss", "val/loss", "train/position", "grad/norm", "val/new"]
-    table = pd.DataFrame(
-        [(step, 0, name, step + number) for step in (1, 2) for number, name in enumerate(names)],
-        columns=["step", "epoch", "name", "value"],
-    )
+    assert set(loss_curves.TITLES) == set(TERM_NAMES)
+    names = ["val/position", "train/loss", "val/loss", "train/position", "train/grad_norm"]
+    rows = [(step, 0, name, step + n) for step in (1, 2) for n, name in enumerate(names)]
+    rows += [(step, 0, "train/balance", 0.0) for step in (1, 2)]  # no experts: nothing to see
+    table = pd.DataFrame(rows, columns=["step", "epoch", "name", "value"])
     axes = pl.history(table)
-    assert [panel.get_title() for panel in axes] == ["total loss", "predicted positions", "new"]
+    assert [panel.get_title() for panel in axes] == ["total loss", "predicted positions"]
     training, validation = axes[1].get_lines()
     assert list(training.get_ydata()) == [4, 5]
     assert list(validation.get_ydata()) == [1, 2]
