@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from alphastomics.errors import InputError
 from alphastomics.pl.cells import Values
 
-PANEL_INCHES = 3.2
+PANEL_INCHES, LARGER_IN_SPACE = 3.2, 1.5
 MISSING = "lightgrey"  # cells without a value
 PLAIN = "tab:blue"
 ENDS = (1, 99)  # percentiles: outliers must not take the colours from the rest
@@ -45,7 +45,8 @@ def panels(rows: int, dims: Sequence[int], ax: Any, *, link: bool = False) -> np
         if any(d == 3 and a.name != "3d" for d, a in zip([*dims] * rows, given, strict=True)):
             raise InputError('ax: cells in 3D need axes made with projection="3d"')
         return given.reshape(rows, columns)
-    size = (PANEL_INCHES * columns + 1, PANEL_INCHES * rows)
+    inches = PANEL_INCHES * (LARGER_IN_SPACE if 3 in dims else 1)
+    size = (inches * columns + 1, inches * rows)
     figure = plt.figure(figsize=size, layout="constrained")
     axes = np.empty((rows, columns), dtype=object)
     for row in range(rows):
@@ -144,7 +145,7 @@ def explain(axes: Sequence[Any], points: Any, values: Values | None) -> None:
         handles=handles,
         title=values.label,
         loc="center left",
-        bbox_to_anchor=(1.12 if last.name == "3d" else 1.02, 0.5),
+        bbox_to_anchor=(1.25 if last.name == "3d" else 1.02, 0.5),
         ncols=-(-len(handles) // LEGEND_ROWS),
         frameon=False,
         fontsize="small",
