@@ -19,7 +19,6 @@ SMALLER = {
     r"genes=60": "genes=24",
     r"n=200": "n=30",
     r'"d_model": \d+': '"d_model": 16',
-    r'"max_epochs": \d+': '"max_epochs": 1',
     r'"position_head_updates": \d+': '"position_head_updates": 5',
     r'"updates": \d+': '"updates": 5',
 }
