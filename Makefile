@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs
 DEMO_DIR ?= demo
 
-.PHONY: demo test lint slow docs setup clean
+.PHONY: demo test lint slow docs pythons setup clean
 
 demo: $(READY)
 	$(BIN)/alphastomics demo --output_dir $(DEMO_DIR)
@@ -25,6 +25,10 @@ slow: $(READY)
 # The site needs no network once it is built; the tools that build it are an extra of their own.
 docs: $(READY) $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Slow, and downloads: the newest libraries for every Python of this machine.
+pythons: $(READY)
+	$(BIN)/python benchmarks/python_matrix.py
 
 setup: $(READY)
 

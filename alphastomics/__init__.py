@@ -6,15 +6,17 @@ Importing the package is instant: torch, anndata and their kin are imported wher
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["AlphaSTomics", "__version__"]
+__all__ = ["AlphaSTomics", "__version__", "pl"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the notebook's class when it is first asked for."""
-    if name != "AlphaSTomics":
+    """Import the notebook's class, or the pictures, when they are first asked for."""
+    if name not in ("AlphaSTomics", "pl"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "pl":
+        return import_module("alphastomics.pl")
     from alphastomics.io.threads import wait_briefly
 
     wait_briefly()  # before torch is imported
@@ -22,5 +24,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the class beside what is here already."""
+    """List these beside what is here already."""
     return sorted({*globals(), *__all__})

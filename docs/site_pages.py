@@ -1,13 +1,18 @@
-"""Pages of the site that are written elsewhere: the files of the root, and the reference.
+"""Pages of the site that are written elsewhere: the root's files, notebooks, and the reference.
 
 A hook of mkdocs: the README, CONTRIBUTING and CHANGELOG stay where everybody looks for them, with
 links that hold there; here they become pages, with links that hold in the site. The reference has a
-page for each package, made from the docstrings.
+page for each package, made from the docstrings. A notebook becomes a page with what it shows.
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs reads this file by its path
+
+from notebook_pages import NOTEBOOKS, page_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "alphastomics"
@@ -26,6 +31,7 @@ PACKAGES = {
     "diffusion_model": "Noise, losses, training, sampling",
     "generation": "`sample` and `test`",
     "evaluation": "Metrics and baselines",
+    "pl": "Pictures",
     "utils": "What several packages use",
 }
 # Files whose functions are Triton kernels: their arguments are pointers, of no use to a reader.
@@ -37,9 +43,15 @@ def as_page(text: str) -> str:
     text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
     for name, page in PAGES.items():
         text = text.replace(f"]({name}", f"]({page}")
+    text = to_notebook_pages(text)
     for name in UNPAGED:
         text = re.sub(rf"\[([^\]]+)\]\({re.escape(name)}\)", r"\1", text)
     return text
+
+
+def to_notebook_pages(text: str) -> str:
+    """Let links to notebooks lead to their pages."""
+    return re.sub(r"(\]\(notebooks/\w+)\.ipynb\)", r"\1.md)", text)
 
 
 def modules_of(package: str) -> list[str]:
@@ -61,6 +73,8 @@ def generated_pages() -> dict[str, str]:
         pages[f"reference/{package}.md"] = reference(title, modules_of(package))
     settings = ["alphastomics.config.schema", "alphastomics.config.data", "alphastomics.config.run"]
     pages["reference/config.md"] = reference("Settings", settings)
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        pages[f"notebooks/{path.stem}.md"] = page_of(path).text
     return pages
 
 
@@ -70,9 +84,12 @@ def on_files(files: Any, config: Any) -> Any:
 
     for path, text in generated_pages().items():
         files.append(File.generated(config, path, content=text))
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        for name, picture in page_of(path).pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Make links to the README links to the first page (called by mkdocs)."""
-    return markdown.replace("](../README.md", "](index.md")
+    return to_notebook_pages(markdown.replace("](../README.md", "](index.md"))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import jaxtyping
@@ -84,6 +85,9 @@ def quiet_logging() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def short_position_head() -> Iterator[None]:
     """Fit position heads and count models for moments: most tests do not ask how good they are."""
+    if find_spec("torch") is None:  # benchmarks/python_matrix.py: tests of the data alone
+        yield
+        return
     from alphastomics.config import auto
 
     with pytest.MonkeyPatch.context() as patch:

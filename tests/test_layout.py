@@ -76,6 +76,7 @@ MAP = {
         "tasks",
         "utils",
     },
+    "pl": {"errors", "geometry", "preprocessing"},
     "cli": {"", "config", "errors"},
     "cli.demo": {
         "config",
@@ -131,6 +132,7 @@ BARRED = {
     "simulate": {"torch", "scanpy"},
     "preprocessing": {"scanpy", "lightning"},
     "cli": {"torch", "anndata", "numpy"},
+    "pl": {"anndata", "scanpy"},
 }
 # Those of preprocessing that batches, and so torch, belong to.
 TORCH_IN_PREPROCESSING = {"batch_loader", "streaming", "sets", "memory", "resident"}

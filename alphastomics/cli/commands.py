@@ -126,27 +126,6 @@ def sample(call: Call) -> str:
     return json.dumps(summary, indent=2)
 
 
-def annotated(call: Call) -> dict[str, Any]:
-    """Impute genes, or label cells; say what was done."""
-    from alphastomics.generation.annotation import annotate
-
-    arguments, mode = call.arguments, call.config.sampling.mode
-    unused = ("num_cells", "num_slices", "landmarks", "anchors", "frame_scale")
-    for name in unused:
-        if getattr(arguments, name):
-            raise InputError(f"--{name}: does not count with --sample_mode {mode}; leave it out")
-    return annotate(
-        call.config,
-        checkpoint=arguments.checkpoint,
-        input_data=arguments.input_data,
-        output=arguments.output,
-        split=arguments.split or DEFAULT_SPLIT,
-        overwrite=arguments.overwrite,
-        reference=arguments.reference,
-        genes=arguments.genes,
-    )
-
-
 def virtual_sections(call: Call) -> str:
     """Make sections where none was measured; print where they are."""
     from alphastomics.generation.virtual_sections import sample_virtual
@@ -162,6 +141,27 @@ def virtual_sections(call: Call) -> str:
         given=call.given,
     )
     return json.dumps(summary, indent=2)
+
+
+def annotated(call: Call) -> dict[str, Any]:
+    """Impute genes, or label cells; say what was done."""
+    from alphastomics.generation.annotation import annotate
+
+    arguments, mode = call.arguments, call.config.sampling.mode
+    unused = ("num_cells", "num_slices", "virtual_z", "landmarks", "anchors", "frame_scale")
+    for name in unused:
+        if getattr(arguments, name):
+            raise InputError(f"--{name}: does not count with --sample_mode {mode}; leave it out")
+    return annotate(
+        call.config,
+        checkpoint=arguments.checkpoint,
+        input_data=arguments.input_data,
+        output=arguments.output,
+        split=arguments.split or DEFAULT_SPLIT,
+        overwrite=arguments.overwrite,
+        reference=arguments.reference,
+        genes=arguments.genes,
+    )
 
 
 def test(call: Call) -> str:

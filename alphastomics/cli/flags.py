@@ -236,8 +236,7 @@ _COMMANDS = {
             SPLIT_NAME,
             path_flag(
                 "reference",
-                "Slice (.h5ad) that lies in the atlas frame: return positions in that frame. For "
-                "impute and label: cells of known genes or types, which may lack positions.",
+                "Slice in the atlas frame of the returned positions; for impute and label: cells.",
                 default="centred positions",
                 excludes="frame",
             ),

@@ -1,5 +1,6 @@
 """Links between pages lead somewhere, and every page can be reached from the site's navigation."""
 
+import posixpath
 import re
 
 import pytest
@@ -63,13 +64,20 @@ def test_the_navigation_has_every_page_once():
 
 def test_pages_made_of_the_files_of_the_root_link_within_the_site():
     pages = (set(PAGES) - set(OF_ROOT)) | set(SITE)
+    notebooks = sorted(site_pages.NOTEBOOKS.glob("*.ipynb"))
+    pictures = {f"notebooks/{name}" for path in notebooks for name in site_pages.page_of(path)[1]}
     for position, page in SITE.items():
-        links = [link.partition("#")[0] for link in LINK.findall(without_code(page))]
+        folder = posixpath.dirname(position)
+        links = [
+            link if link.startswith("http") else posixpath.normpath(posixpath.join(folder, link))
+            for link in (link.partition("#")[0] for link in LINK.findall(without_code(page)))
+        ]
         outside = [
             link
             for link in links
             if not link.startswith("http")
             and link not in pages
+            and link not in pictures
             and not (ROOT / "docs" / link).is_file()
         ]
         assert outside == [], position
