@@ -60,7 +60,10 @@ def gaussian_process(split: Split, seed: int) -> np.ndarray:
         kernel = ConstantKernel(1.0) * shape + WhiteKernel(1.0)
         model = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
         model.fit(at[:KERNEL_CELLS], values[:KERNEL_CELLS])
-        if best is None or model.log_marginal_likelihood_value_ > best.log_marginal_likelihood_value_:
+        if (
+            best is None
+            or model.log_marginal_likelihood_value_ > best.log_marginal_likelihood_value_
+        ):
             best = model
     assert best is not None
     final = GaussianProcessRegressor(best.kernel_, optimizer=None, normalize_y=True)

@@ -24,7 +24,13 @@ SETS = [
     "BY3, a fifth hidden",
     "embryos, a fifth hidden",
 ]
-SHOWN = ("auc_cells", "auc_niches", "moran_correlation", "type_neighbour_distance", "outline_overlap")
+SHOWN = (
+    "auc_cells",
+    "auc_niches",
+    "moran_correlation",
+    "type_neighbour_distance",
+    "outline_overlap",
+)
 NEIGHBOURS = 10
 
 

@@ -112,7 +112,10 @@ def tangram(panels: Panels, seed: int) -> np.ndarray:
 
 
 def gimvi(panels: Panels, seed: int, decode_mode: int | None = None) -> np.ndarray:
-    """gimVI: 200 epochs, its defaults; normalised values of the decoder."""
+    """Train for 200 epochs, gimVI's default; return normalised values of its decoder.
+
+    `decode_mode` 0 decodes test cells as training cells, which have all genes.
+    """
     import scvi
 
     scvi.settings.seed = seed
@@ -154,7 +157,10 @@ def score(panels: Panels, values: np.ndarray, _seed: int) -> dict[str, dict[str,
     found = gene_correlations(values, truth, measured).numpy()[truth.std(0) > 0]
     # A prediction that does not vary says nothing about a gene.
     found = np.nan_to_num(found)
-    scores = {"pearson_gene_mean": float(found.mean()), "pearson_gene_median": float(np.median(found))}
+    scores = {
+        "pearson_gene_mean": float(found.mean()),
+        "pearson_gene_median": float(np.median(found)),
+    }
     return {str(panels.test.obs["slice_id"].iloc[0]): scores}
 
 

@@ -6,7 +6,8 @@ Every method is given the training slices, each centred on itself, and returns a
 test cell. Tangram, moscot and novoSpaRc hold matrices of cells x cells: they map PART_CELLS cells
 of a test slice onto PART_KNOWN training cells. All others are scored on these cells, too ("part"),
 since the neighbours kept depend on how dense cells are. What differs from a peer's documented
-defaults stands beside its call; "tuned" was chosen on embryo2_z2 -> embryo2_z5.
+defaults stands beside its call. "tuned" was chosen on embryo2_z2 -> embryo2_z5, the smoothing of
+the k-NN on embryo1 -> embryo2.
 """
 
 import tempfile
@@ -28,7 +29,6 @@ from alphastomics.generation.baselines import (
     centred_positions,
     smoothed_within_slices,
 )
-from alphastomics.generation.cells import some_cells
 from benchmarks.peers.processes import Method, Task, main
 from benchmarks.peers.slices import Split, log_values, part_of, read_split, smoothed
 
@@ -65,13 +65,13 @@ def trees(split: Split, seed: int, kind: Regressor) -> np.ndarray:
 
 
 def smoothed_features(split: Split, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return principal components of smoothed expression, of test and training cells."""
-    parts = [
-        smoothed_within_slices(cells, np.arange(len(cells.slice_id)))[:, -len(cells.measured[0]) :]
+    """Return principal components of twice smoothed expression, of test and training cells."""
+    asked, known = (
+        smoothed(smoothed(cells.expression, cells.slice_id), cells.slice_id)
         for cells in (split.cells, split.known)
-    ]
-    pca = PCA(min(KNN_COMPONENTS, *parts[1].shape), random_state=seed).fit(parts[1])
-    return pca.transform(parts[0]), pca.transform(parts[1])
+    )
+    pca = PCA(min(KNN_COMPONENTS, *known.shape), random_state=seed).fit(known)
+    return pca.transform(asked), pca.transform(known)
 
 
 def smoothed_knn(split: Split, seed: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def tangram_plan(asked: np.ndarray, values: np.ndarray, _at: np.ndarray, seed: i
 
 
 def moscot_plan(asked: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int, **solve: Any):
-    """moscot's MappingProblem: expression in 30 PCs, genes jointly; alpha 0.5, epsilon 0.01."""
+    """Map by a MappingProblem: expression in 30 PCs, genes jointly; alpha 0.5, epsilon 0.01."""
     from moscot.problems.space import MappingProblem
 
     single, spatial = anndata.AnnData(asked.copy()), anndata.AnnData(values.copy())
@@ -155,7 +155,7 @@ def moscot_plan(asked: np.ndarray, values: np.ndarray, at: np.ndarray, seed: int
 
 
 def novosparc_plan(asked: np.ndarray, values: np.ndarray, at: np.ndarray, _seed: int, **solve: Any):
-    """novoSpaRc with the training cells as atlas: all genes are markers, 5 neighbours."""
+    """Map by a Tissue with the training cells as atlas: all genes are markers, 5 neighbours."""
     import novosparc
 
     tissue = novosparc.cm.Tissue(dataset=anndata.AnnData(asked.copy()), locations=at)
@@ -244,9 +244,7 @@ METHODS = {
         is_smoothed=True,
     ),
     "moscot": mapping("moscot", "moscot", moscot_plan),
-    "moscot, tuned": mapping(
-        "moscot", "moscot", partial(moscot_plan, alpha=0.1), is_smoothed=True
-    ),
+    "moscot, tuned": mapping("moscot", "moscot", partial(moscot_plan, alpha=0.1), is_smoothed=True),
     "CeLEry": Method(celery, "CeLEryPy", "CeLEry"),
     "CeLEry, tuned": Method(partial(celery, is_smoothed=True, rate=1e-3), "CeLEryPy", "CeLEry"),
     "Tangram": mapping("tangram-sc", "tangram", tangram_plan),

@@ -147,7 +147,9 @@ def described(row: Row, shown: tuple[str, ...]) -> str:
     for name, values in row["scores"].items():
         figures = " ".join(f"{values[key]:.4f}" for key in shown if key in values)
         scores.append(f"{name} {figures}")
-    used = f"{row['seconds']:.0f} s ({row['cpu_seconds']:.0f} of processor), {row['peak_mb']:.0f} MB"
+    used = (
+        f"{row['seconds']:.0f} s ({row['cpu_seconds']:.0f} of processor), {row['peak_mb']:.0f} MB"
+    )
     return f"{start}{'; '.join(scores)}; {used}"
 
 
