@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 
 from alphastomics import AlphaSTomics
 from alphastomics.evaluation.methods import MODEL
+from alphastomics.generation.cells import rows_of_scaling
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.generate import Generated, generate
 from alphastomics.generation.training_cells import training_cells
@@ -45,8 +46,9 @@ def resampled(split: Split, seed: int) -> Generated:
     known, cells = split.known, split.cells
     assert known.position is not None
     expression, position = np.empty_like(cells.expression), np.zeros((len(cells.slice_id), 3))
-    for number, name in enumerate(cells.slice_names):
-        rows, source = cells.rows_of(number), known.rows_of(known.slice_names.index(name))
+    sources = np.array([known.slice_names.index(name) for name in cells.slice_names])
+    for number, known_number in enumerate(sources):
+        rows, source = cells.rows_of(number), known.rows_of(known_number)
         at = known.position[source]
         distance, near = cKDTree(at).query(at, k=NEIGHBOURS + 1)
         chosen = random.integers(0, len(source), len(rows))
@@ -61,7 +63,7 @@ def resampled(split: Split, seed: int) -> Generated:
         expression_std=np.zeros_like(expression),
         position=position,
         position_std=nothing,
-        scaling=cells.scaling,
+        scaling=rows_of_scaling(known.scaling, sources),
     )
 
 

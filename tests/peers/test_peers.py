@@ -99,7 +99,7 @@ def test_methods_of_expression_know_a_gradient(same_slice: Split):
         assert scores["a"]["pearson_gene_mean"] > 0.3, name
 
 
-def test_hidden_genes_are_predicted_from_cells_alike_in_the_others():
+def test_hidden_genes_are_predicted_from_the_nearest_training_cells():
     panels = imputation.panels_of([gradient_slice("a", 0)], gradient_slice("b", 1), 0)
     assert panels.hidden.sum() == round(0.2 * GENES)
     found = imputation.knn(panels, 0)
