@@ -125,6 +125,7 @@ def test_the_resampler_returns_cells_of_the_training_slice_near_where_they_lay(s
     known = same_slice.known
     copies = cKDTree(known.expression).query(new.expression)
     np.testing.assert_array_equal(copies[0], 0)
+    assert len(np.unique(copies[1])) == len(new.position), "no cell is copied twice"
     moved = np.linalg.norm(new.position - known.position[copies[1]], axis=1)
     assert np.median(moved) < 0.5 * 100
     assert {"new", "real, same slice", "shuffled"} <= set(generation.score(same_slice, new, 0))
