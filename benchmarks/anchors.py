@@ -1,15 +1,21 @@
 """Anchors on real slices: scores and coverage by the share of cells whose position is known.
 
-    python benchmarks/anchors.py DATA [--sets NAME ...] [--seeds 0 1 2] [--json out.json]
+    python benchmarks/anchors.py DATA [--sets NAME ...] [--seeds 0 1 2] [--jobs 1] [--json out.json]
 
-DATA and sets are those of `defaults.py`. A model is trained with nothing set, and test slices are
-predicted without anchors, with anchors, assigned, and by a k-NN on smoothed expression over the
-anchors alone; scores are of the cells that are no anchors. Expression at positions is scored with
-10, 50 and 80 % of the slice known, beside the spatial k-NN mean with its best k.
+DATA and sets are those of `defaults.py`; every (set, seed) is a process of its own. A model is
+trained with nothing set, and test slices are predicted without anchors, with anchors, assigned, and
+by a k-NN on smoothed expression over the anchors alone; scores are of the cells that are no
+anchors. Then another section gives the anchors: the other test slice where there is one, and the
+first training slice. Expression at positions is scored with 10, 50 and 80 % of the slice known,
+beside the spatial k-NN mean with its best k.
 """
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +30,15 @@ from alphastomics import AlphaSTomics, __version__
 from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.evaluation.baselines import spatial_knn_mean
 from alphastomics.evaluation.outline import outline_overlap
+from alphastomics.evaluation.position import aligned
 from alphastomics.generation.anchors import with_anchors
 from alphastomics.generation.cells import InputCells, some_cells
+from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.known_positions import known_in_slice
 from alphastomics.generation.predict import predict_cells, put_onto
+from alphastomics.generation.radii import CURVE_LEVELS
+from alphastomics.generation.section import beside_section, predict_beside_section
 from alphastomics.utils.metrics import expression_scores, position_scores
 from benchmarks.defaults import SETS, slices_of
 
@@ -75,17 +85,51 @@ def by_anchors(
         "mean": scores_of(found.position[rest, :dims], true[rest, :dims]),
         "sample": scores_of(anchored(estimator="sample").position[rest, :dims], true[rest, :dims]),
     }
-    error = np.linalg.norm(found.position - true, axis=1)[rest]
-    for level in LEVELS:
-        radii = anchored(radius_level=level).radii
-        assert radii is not None
-        result["mean"][f"covered {level}"] = float((error <= radii.radius[rest]).mean())
-    result["mean"]["rank"] = float(spearmanr(error, radii.radius[rest]).statistic)
+    error = np.linalg.norm(found.position - true, axis=1)
+    result["mean"] |= covered(found, error, rest)
     put = put_onto(query, found, None, seed)
     result["assigned"] = scores_of(put.position[rest, :dims], true[rest, :dims])
     near = knn_of_anchors(cells, known, true)
     result["k-NN of anchors"] = scores_of(near[rest, :dims], true[rest, :dims])
     return result
+
+
+def covered(generated: Generated, error: np.ndarray, rest: np.ndarray) -> dict[str, float]:
+    """Return the share of cells within their radii, by level, and the rank correlation of both."""
+    radii = generated.radii
+    if radii is None:  # the section gave the frame alone
+        return {}
+    assert radii.curve is not None
+    held = {
+        f"covered {level}": float((error <= radii.curve[CURVE_LEVELS.index(level)])[rest].mean())
+        for level in LEVELS
+    }
+    return held | {"rank": float(spearmanr(error[rest], radii.radius[rest]).statistic)}
+
+
+def by_section(
+    model: AlphaSTomics, cells: InputCells, section: InputCells, seed: int
+) -> dict[str, dict[str, float]]:
+    """Score one slice in the frame of another section, whose cells are the anchors."""
+    assert cells.position is not None
+    assert section.position is not None
+    true, dims = cells.position.astype(np.float64), cells.dims
+    everything = np.ones(len(true), dtype=bool)
+    reference = Reference(Path(section.slice_names[0]), section)
+    module, settings = model._trained().module, model.config.sampling
+    found = predict_beside_section(module, cells, reference, settings, seed)[1]
+    moved = aligned(found.position[:, :dims], true[:, :dims], scale=False, reflection=True)
+    error = np.linalg.norm(moved.numpy() - true[:, :dims], axis=1)
+    put = put_onto(cells, found, reference, seed)
+    both = beside_section(cells, section)
+    known = np.arange(len(both.names)) >= len(true)
+    near = knn_of_anchors(both, known, np.concatenate([true, section.position]))[: len(true)]
+    return {
+        "mean": scores_of(found.position[:, :dims], true[:, :dims])
+        | covered(found, error, everything),
+        "assigned": scores_of(put.position[:, :dims], true[:, :dims]),
+        "k-NN of section": scores_of(near[:, :dims], true[:, :dims]),
+    }
 
 
 def expression_by_known(
@@ -115,7 +159,14 @@ def expression_by_known(
         )
         for k in (5, 10, 20, 50, 100)
     }
-    return {"alphastomics": r(found.expression), "best-k mean": max(means.values())}
+    intervals = found.intervals
+    assert intervals is not None
+    inside = (intervals.low <= asked.expression) & (asked.expression <= intervals.high)
+    return {
+        "alphastomics": r(found.expression),
+        "best-k mean": max(means.values()),
+        f"covered {intervals.level}": float(inside[:, cells.measured[0]].mean()),
+    }
 
 
 def run(folder: Path, name: str, seed: int) -> dict[str, Any]:
@@ -125,7 +176,7 @@ def run(folder: Path, name: str, seed: int) -> dict[str, Any]:
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
     model = AlphaSTomics(train, seed=seed, **settings).train()
     result: dict[str, Any] = {}
-    for data in test:
+    for number, data in enumerate(test):
         cells = model._cells(data, model.config)
         slice_name = str(data.obs["slice_id"].iloc[0])
         assert cells.position is not None
@@ -143,7 +194,16 @@ def run(folder: Path, name: str, seed: int) -> dict[str, Any]:
         }
         shares = {share: by_anchors(model, cells, estimate, share, seed) for share in SHARES}
         known = {share: expression_by_known(model, cells, share, seed) for share in KNOWN}
-        result[slice_name] = {"positions": {0: alone, **shares}, "expression": known}
+        others = [*(test[1 - number :][:1] if len(test) == 2 else []), train[0]]
+        sections = [model._cells(other, model.config) for other in others]
+        result[slice_name] = {
+            "positions": {0: alone, **shares},
+            "section": {
+                section.slice_names[0]: by_section(model, cells, section, seed)
+                for section in sections
+            },
+            "expression": known,
+        }
         show(slice_name, result[slice_name])
     return result
 
@@ -154,25 +214,55 @@ def show(name: str, result: dict[str, Any]) -> None:
         for method, scores in methods.items():
             values = ", ".join(f"{key} {value:.3f}" for key, value in scores.items())
             print(f"{name}, {100 * share:g} % anchors, {method}: {values}", flush=True)
+    for section, methods in result["section"].items():
+        for method, scores in methods.items():
+            values = ", ".join(f"{key} {value:.3f}" for key, value in scores.items())
+            print(f"{name}, section {section}, {method}: {values}", flush=True)
     for share, scores in result["expression"].items():
         values = ", ".join(f"{key} {value:.3f}" for key, value in scores.items())
         print(f"{name}, {100 * share:g} % known: r by gene {values}", flush=True)
+
+
+def run_all(asked: argparse.Namespace) -> None:
+    """Run every set and seed, some side by side; JSON is written after each."""
+    waiting = [(name, seed) for seed in asked.seeds for name in asked.sets]
+    running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
+    results: dict[str, Any] = {"version": __version__, "torch": torch.__version__, "runs": {}}
+    with tempfile.TemporaryDirectory() as place:
+        while waiting or running:
+            while waiting and len(running) < asked.jobs:
+                name, seed = waiting.pop(0)
+                target = Path(place) / f"{len(waiting)}.json"
+                command = [sys.executable, __file__, str(asked.data), "--one", name]
+                command += ["--seeds", str(seed), "--json", str(target)]
+                running.append((f"{name}, seed {seed}", target, subprocess.Popen(command)))
+            for item in [item for item in running if item[2].poll() is not None]:
+                running.remove(item)
+                run_name, target, process = item
+                if process.returncode:
+                    print(f"{run_name}: failed ({process.returncode})", flush=True)
+                    continue
+                results["runs"][run_name] = json.loads(target.read_text())
+                if asked.json:
+                    asked.json.write_text(json.dumps(results, indent=1))
+            time.sleep(0.2)
 
 
 def main() -> None:
     """Run the sets that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("--sets", nargs="+", default=[name for name in SETS if SETS[name]["test"]])
+    tested = [name for name in SETS if SETS[name]["test"]]
+    parser.add_argument("--sets", nargs="+", default=tested, choices=tested)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    results: dict[str, Any] = {"version": __version__, "torch": torch.__version__, "runs": {}}
-    for name in asked.sets:
-        for seed in asked.seeds:
-            results["runs"][f"{name}, seed {seed}"] = run(asked.data, name, seed)
-            if asked.json:
-                asked.json.write_text(json.dumps(results, indent=1))
+    if asked.one:
+        asked.json.write_text(json.dumps(run(asked.data, asked.one, asked.seeds[0])))
+        return
+    run_all(asked)
 
 
 if __name__ == "__main__":

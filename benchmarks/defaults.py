@@ -62,7 +62,15 @@ SETS: dict[str, dict[str, Any]] = {
     "fly, a fifth hidden": {"train": ["embryo_stage5"], "test": []},
 }
 SHOWN = {
-    "expr_to_pos": ("spearman_mean", "contact_precision_10pct", "knn_preservation", "procrustes"),
+    "expr_to_pos": (
+        "spearman_mean",
+        "contact_precision_10pct",
+        "knn_preservation",
+        "procrustes",
+        "std_error_spearman",
+        "std_coverage",
+        "std_coverage_expected",
+    ),
     "pos_to_expr": ("pearson_gene_mean", "expression_mse"),
     "joint": ("auc_cells",),
 }

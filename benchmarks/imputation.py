@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import anndata
 import numpy as np
 import scanpy as sc
+from sklearn import __version__ as sklearn_version
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
@@ -43,7 +43,7 @@ LABELLED: dict[str, dict[str, Any]] = {
         "query": "animal1_bregma-0.29",
     },
 }
-NEIGHBOURS = (5, 10, 20, 50, 100)
+NEIGHBOURS = (5, 10, 20, 50, 100, 200)
 FEW = {"training.max_epochs": 1, "training.position_head_updates": 1, "expression.updates": 1}
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     logging.getLogger("alphastomics").setLevel(logging.WARNING)
-    results: dict[str, Any] = {"version": __version__, "anndata": anndata.__version__, "runs": {}}
+    results: dict[str, Any] = {"version": __version__, "scikit-learn": sklearn_version, "runs": {}}
     jobs = [(impute_one, "impute", name) for name in asked.sets]
     jobs += [(label_one, "label", name) for name in asked.labels]
     for act, kind, name in jobs:

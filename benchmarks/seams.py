@@ -11,8 +11,9 @@ import numpy as np
 from alphastomics.config import Config, SamplingConfig
 from alphastomics.evaluation.position import rmsd
 from alphastomics.evaluation.ranks import distance_spearman
-from alphastomics.generation.commands import load_for_use, read_cells
+from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.generate import generate
+from alphastomics.generation.sources import read_cells
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ from alphastomics.generation.virtual_sections import Sections, sample_sections
 from alphastomics.main import main as alphastomics
 
 BELOW, BETWEEN, ABOVE = "section_0.04", "section_0.09", "section_0.14"
+SPACING = 100  # µm from the one below to the one above
 NEIGHBOURS = (5, 10, 20, 50, 100, 200, 400)
 DENSITY_BOX = 100.0  # µm
 FEW = {"training.max_epochs": 1, "training.position_head_updates": 1}
@@ -64,7 +65,18 @@ def trained(folder: Path, scratch: Path, seed: int) -> tuple[AlphaSTomicsModule,
     for name in (BELOW, ABOVE):
         shutil.copy(next(folder.rglob(f"{name}.h5ad")), slices)
     words = ["--input_dir", slices, "--output_dir", scratch / "processed", "--common_frame"]
-    words += ["--cell_type_key", "cell_type", "--train_ratio", 1, "--val_ratio", 0, "--seed", seed]
+    words += [
+        "--z_spacing",
+        SPACING,
+        "--cell_type_key",
+        "cell_type",
+        "--train_ratio",
+        1,
+        "--val_ratio",
+        0,
+        "--seed",
+        seed,
+    ]
     assert alphastomics(["preprocess", *map(str, words)]) == 0
     document = {
         "data": {

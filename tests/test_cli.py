@@ -130,7 +130,7 @@ CONTRACT = {
         "data_dir": "./processed",
         "input_data": "--data_dir",
         "output": "embeddings.npz",
-        "extract_mode": "encoder",
+        "extract_mode": "auto",
         "format": "npz",
         "max_samples": "none",
         "batch_size": AS_TRAINED,

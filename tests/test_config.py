@@ -74,7 +74,7 @@ def test_config_yaml_leaves_what_follows_from_the_data_at_auto_and_nothing_else(
     document = leaves(read_document(ROOT / "config.yaml"))
     follows = {path for path, field in document_fields().items() if is_auto(field)}
     own = {"data.loading.set_draw", "training.precision"}
-    own |= {"distributed.strategy", "distributed.devices"}
+    own |= {"distributed.strategy", "distributed.devices", "extract.mode"}
     assert {path for path, value in document.items() if value == "auto"} == follows | own
     contract = leaves(yaml.load(CONTRACT, Loader=ConfigLoader))
     for path in follows & set(contract):

@@ -11,9 +11,9 @@ import numpy as np
 from anndata import AnnData
 
 from alphastomics.api.notebook import for_notebooks
+from alphastomics.api.saving import SavingVerbs
 from alphastomics.api.settings import updated
 from alphastomics.api.setup import put_quietly, require_anndata
-from alphastomics.api.trained import TrainedVerbs
 from alphastomics.config import Config
 from alphastomics.errors import InputError
 from alphastomics.generation.annotation import (
@@ -26,7 +26,7 @@ from alphastomics.generation.known_cells import Gathered, Source, gather
 
 
 @for_notebooks
-class AnnotatingVerbs(TrainedVerbs):
+class AnnotatingVerbs(SavingVerbs):
     """Verbs that complete what is known of cells: their other genes, their types."""
 
     def impute(

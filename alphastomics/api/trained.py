@@ -33,27 +33,31 @@ from alphastomics.api.setup import (
     write_cells,
 )
 from alphastomics.config import Config, ExtractConfig, Mode
-from alphastomics.diffusion_model.hub_model import TrainedModel, publish_model, stated, write_model
+from alphastomics.diffusion_model.hub_model import TrainedModel
 from alphastomics.errors import InputError
-from alphastomics.extract.files import OBSM_KEY, obsm_of
-from alphastomics.extract.folder import stored
+from alphastomics.extract.files import OBSM_KEY, obsm_of, stored
 from alphastomics.extract.h5ad import embed_h5ad_cells, encoder_alone
+from alphastomics.extract.latents import log_mode, resolve_mode
 from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells
-from alphastomics.generation.commands import check_slices, read_cells
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.known_positions import (
-    anchors_of_cells,
     anchors_of_column,
     anchors_of_table,
     known_in_slice,
 )
 from alphastomics.generation.left_out import errors_in
-from alphastomics.generation.output import is_radius_key, new_anndata, put_counts, put_into
+from alphastomics.generation.output import (
+    INTERVAL_KEYS,
+    is_radius_key,
+    new_anndata,
+    put_counts,
+    put_into,
+)
 from alphastomics.generation.predict import Predicted, predict_cells
+from alphastomics.generation.sources import Known, anchors_or_section, check_slices, read_cells
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.generation.virtual_sections import virtual_cells
-from alphastomics.io.hub import connect
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
@@ -102,7 +106,8 @@ class TrainedVerbs:
         anchors
             Cells of `adata` whose position is known: an AnnData with their coordinates, a table
             with the columns x, y and, in space, z, or the name of a column of obs that marks them.
-            None takes the rows of the coordinates that are not NaN, where others are.
+            None takes the rows of the coordinates that are not NaN, where others are. An AnnData
+            of other cells is a reference section of the tissue: positions come out in its frame.
         **keywords
             Settings of `sampling`, such as `estimator`, `num_steps` or `radius_level`, and `seed`.
 
@@ -227,7 +232,8 @@ class TrainedVerbs:
         adata
             Cells with counts; those without coordinates are embedded by expression alone.
         mode
-            Which hidden state: encoder, transformer or all_layers.
+            latent, niche, a hidden state (encoder, transformer, all_layers), or auto, the best one:
+            `docs/embeddings.md` says what each is for.
         **keywords
             More settings, such as `seed`, which decides the cells that share a set.
 
@@ -238,67 +244,19 @@ class TrainedVerbs:
         """
         model = self._trained()
         config = updated({**document_of(self.config), "extract": {"mode": mode}}, keywords)
+        chosen = resolve_mode(config.extract.mode, model.module)
+        log_mode(config.extract.mode, chosen)
         trained = model.module.config
         set_size = trained.data.loading.set_size or trained.training.batch_size
-        with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, mode):
+        with self._file_of(adata, config) as (path, reading), encoder_alone(model.module, chosen):
             rows = path.with_name("rows")
-            shape = embed_h5ad_cells(model.module, model.genes, path, reading, set_size, rows)
+            shape = embed_h5ad_cells(
+                *(model.module, model.genes, path, reading, chosen, set_size, rows)
+            )
             embeddings = np.array(stored(rows, shape))
         old = [key for key in adata.obsm if key == OBSM_KEY or key.startswith(f"{OBSM_KEY}_")]
         put_quietly(adata, "obsm", obsm_of(embeddings), dropped=old)
         return embeddings
-
-    def save(
-        self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
-    ) -> Path:
-        """Write the model as plain files: weights, settings and genes, record, card.
-
-        Parameters
-        ----------
-        folder
-            Folder to write.
-        overwrite
-            Replace a model that is in the folder.
-        license
-            Licence for the card, such as mit.
-        """
-        model, path = self._trained(), Path(folder)
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path}: is a file; name a folder")
-        if path.is_dir() and any(path.iterdir()) and not overwrite:
-            raise InputError(f"{path}: is not empty; choose another folder, or overwrite=True")
-        write_model(path, model, path.resolve().name, stated(license))
-        return path
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool = False,
-        token: str | None = None,
-        license: str | None = None,
-    ) -> str:
-        """Send the model to the Hugging Face Hub with a card of its real figures.
-
-        Parameters
-        ----------
-        repo_id
-            Name on the Hub, as owner/name; made if there is none.
-        private
-            Make it private; a public one of that name is refused.
-        token
-            Access token; None takes the usual Hub login.
-        license
-            Licence for the card, such as mit; None keeps what the card on the Hub says.
-
-        Returns
-        -------
-        str
-            Address of the model.
-        """
-        model = self._trained()
-        connection = connect(repo_id, token, writing=True)
-        return publish_model(connection, model, private=private, licence=license)
 
     def _predict(
         self, adata: Any, mode: Mode, keywords: dict[str, Any], reference: Any, anchors: Any
@@ -307,36 +265,38 @@ class TrainedVerbs:
         config = updated(self.config, keywords)
         cells = self._cells(adata, config)
         frame = None if reference is None else self._frame(reference, config)
-        known = None
+        known = section = None
         if anchors is not None and TASKS[mode] is EXPR_TO_POS:
-            cells = self._anchored(cells, adata, anchors, config)
+            cells, _, section = self._anchored(cells, adata, anchors, config)
         elif anchors is not None:
             known = known_in_slice(cells, self._cells(anchors, config, "anchors"), "anchors")
-        cells, generated, frame_fits = self._generate(cells, mode, config, frame=frame, known=known)
+        cells, generated, frame_fits = self._generate(
+            cells, mode, config, frame=frame, known=known, section=section
+        )
         scratch = AnnData(obs=adata.obs[[]], var=adata.var[[]])
         if "alphastomics" in adata.uns:
             scratch.uns["alphastomics"] = adata.uns["alphastomics"]
         put_into(scratch, generated, cells, self._trained().genes, mode, frame_fits)
         old = [name for name in adata.obs if TASKS[mode] is EXPR_TO_POS and is_radius_key(name)]
         put_quietly(adata, "obs", dict(scratch.obs), dropped=old)
+        stale = [key for key in INTERVAL_KEYS if TASKS[mode].generates_expression]
+        put_quietly(adata, "layers", {}, dropped=[key for key in stale if key in adata.layers])
         for slot in ("obsm", "layers", "uns"):
             put_quietly(adata, slot, getattr(scratch, slot))
         return generated, cells
 
-    def _anchored(
-        self, cells: InputCells, adata: AnnData, anchors: Any, config: Config
-    ) -> InputCells:
-        """Take known positions from an AnnData, a table, or a column of obs."""
+    def _anchored(self, cells: InputCells, adata: AnnData, anchors: Any, config: Config) -> Known:
+        """Take known positions from an AnnData, a table, or a column of obs, or a section."""
         if isinstance(anchors, str):
-            return anchors_of_column(cells, adata.obs, anchors)
+            return Known(anchors_of_column(cells, adata.obs, anchors))
         if isinstance(anchors, pd.DataFrame):
-            return anchors_of_table(cells, anchors)
+            return Known(anchors_of_table(cells, anchors))
         if not isinstance(anchors, AnnData):
             raise InputError(
                 "anchors: expected an AnnData, a table with the columns x and y, or the name of a "
                 f"column of obs, got {type(anchors).__name__}"
             )
-        return anchors_of_cells(cells, self._cells(anchors, config, "anchors"), "anchors")
+        return anchors_or_section(cells, self._cells(anchors, config, "anchors"), "anchors")
 
     def _frame(self, reference: Any, config: Config) -> Reference:
         """Read a slice that lies in the frame."""
@@ -353,6 +313,7 @@ class TrainedVerbs:
         *,
         frame: Reference | None = None,
         known: InputCells | None = None,
+        section: Reference | None = None,
         is_new: bool = False,
     ) -> Predicted:
         model = self._trained()
@@ -362,6 +323,7 @@ class TrainedVerbs:
             *(model.module, cells, mode, config.sampling, config.seed.global_seed),
             known=known,
             frame=frame,
+            section=section,
             errors=errors_in(model.record.get("verdict", {}), "the model's record"),
             is_new=is_new,
         )

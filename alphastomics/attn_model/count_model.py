@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,8 +28,10 @@ TARGET_SUM = 1e4
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
 LEAST_LOG_STD, MOST_LOG_STD = -4.0, 2.0
 MOST_LOG_DISPERSION, DISPERSION_STEPS = 6.0, 10.0
-# Cells that are decoded at a time.
-DECODED = 4_096
+# Values that are decoded at a time.
+DECODED = 2**24
+# Counts expected below this are mostly found within as many steps.
+INVERTED_RATE = 20.0
 
 
 class Decoded(NamedTuple):
@@ -182,7 +184,7 @@ class CountModel(nn.Module):
         flat = latents.to(self.mean).reshape(-1, self.num_latents)
         parts = [
             self._draw_some(part * self.latent_std + self.latent_mean, style, random)
-            for part in torch.split(flat, DECODED)
+            for part in torch.split(flat, max(DECODED // len(self.dispersion), 1))
         ]
         shape = (*latents.shape[:-1], -1)
         expression = np.concatenate([part.expression for part in parts]).reshape(shape)
@@ -212,8 +214,7 @@ class CountModel(nn.Module):
         center, extent = self.depth[style].double().cpu().numpy()
         wanted = middle + np.exp(log_std) * random.standard_normal(len(middle))
         total = np.exp(np.clip(center + extent * wanted, 0, math.log(1e9)))
-        rate = np.maximum(share * total[:, None], 1e-12)
-        counts = random.poisson(rate * random.gamma(dispersion, 1 / dispersion, rate.shape))
+        counts = draw_counts(np.maximum(share * total[:, None], 1e-12), dispersion, random)
         summed = np.maximum(counts[:, measured.cpu().numpy()].sum(1, keepdims=True), 1)
         values = np.log1p(counts * (float(self.target[style]) / summed))
         return Drawn(((values - mean) / std).astype(np.float32), counts)
@@ -255,6 +256,40 @@ class LatentPart(nn.Module):
     ) -> Float[Tensor, "B N L"]:
         """Add what neighbours and positions say to what the cell's own latent does."""
         return without_padding(alone + self.change(cells), node_mask)
+
+
+def draw_counts(
+    rate: Float64[np.ndarray, "N G"],
+    dispersion: Float64[np.ndarray, " G"],
+    random: np.random.Generator,
+) -> Int64[np.ndarray, "N G"]:
+    """Draw negative binomial counts: P(k) = P(k - 1) (k - 1 + r) / k * m / (m + r), r dispersion.
+
+    Small ones by inversion, since most are zero and cost no more; others as Poisson of Gamma.
+    """
+    chance = np.exp(-dispersion * np.log1p(rate / dispersion))  # of zero
+    uniform = random.random(rate.shape)
+    counts = np.zeros(rate.shape, np.int64)
+    large = rate >= INVERTED_RATE
+    if large.any():
+        r = np.broadcast_to(dispersion, rate.shape)[large]
+        counts[large] = random.poisson(rate[large] * random.gamma(r, 1 / r))
+    cells, genes = np.nonzero((uniform > chance) & ~large)
+    r, m = dispersion[genes], rate[cells, genes]
+    ratio = m / (m + r)
+    left, chance = (part[cells, genes] for part in (uniform, chance))
+    left, k = left - chance, 0
+    while len(cells):
+        k += 1
+        chance = chance * ((k - 1 + r) / k * ratio)
+        counts[cells, genes] = k
+        # Where rounding leaves no chance, the tail ends.
+        on = (left > chance) & (chance > 0)
+        left = left - chance
+        cells, genes, r, ratio, chance, left = (
+            part[on] for part in (cells, genes, r, ratio, chance, left)
+        )
+    return counts
 
 
 def negative_binomial_loss(

@@ -5,7 +5,7 @@ features hidden for masked diffusion, and the routers' statistics. It knows no n
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -18,6 +18,7 @@ from alphastomics.attn_model.inputs import known_values, require_masks, resized
 from alphastomics.attn_model.moe import MixtureOfExperts
 from alphastomics.attn_model.neighbourhood import smoothed_expression
 from alphastomics.attn_model.position_head import PositionHead, position_at_start
+from alphastomics.attn_model.prediction import Auxiliary, Prediction
 from alphastomics.attn_model.routing import RouterStatistics
 from alphastomics.attn_model.transformer import GatedSelfAttentionModel, TrunkOutput
 from alphastomics.config import Config, LayerConfig, ModelConfig
@@ -28,42 +29,6 @@ _SIZE = ModelConfig()
 _SETTINGS = LayerConfig()
 # Small beside standardised expression, yet not zero: hidden differs from zero from the first step.
 UNSEEN_STD = 0.1
-
-
-class Auxiliary(NamedTuple):
-    """What the layers did in one step.
-
-    Attributes
-    ----------
-    penalty
-        Weighted balance and z-loss, averaged over layers: add it to the loss. 0 without experts.
-    balance_loss
-        Unweighted balance loss, averaged over layers, without gradient.
-    routing
-        Statistics of every layer's router, stacked: counts (L, E); None without experts.
-    gates
-        The gate of every layer, (B, H, N, 1) or (B, H, N, K), without gradient; empty without gate.
-    hidden_states
-        Cells (B, N, D) entering the first layer and leaving each; empty unless asked for.
-    """
-
-    penalty: Tensor
-    balance_loss: Tensor
-    routing: RouterStatistics | None
-    gates: tuple[Tensor, ...]
-    hidden_states: tuple[Tensor, ...]
-
-
-class Prediction(NamedTuple):
-    """Predicted clean expression (B, N, G) and positions (B, N, 3), centred; padding is zero.
-
-    `latent` (B, N, L) is that of expression, where the network was given a noisy one.
-    """
-
-    expression: Tensor
-    position: Tensor
-    aux: Auxiliary
-    latent: Tensor | None = None
 
 
 class Model(nn.Module):
@@ -185,48 +150,49 @@ class Model(nn.Module):
         expression_hidden: Bool[Tensor, "B N G"] | None = None,
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
         smoothed: Float[Tensor, "B N F"] | None = None,
+        embedded: Float[Tensor, "B N D"] | None = None,
+        context: Float[Tensor, "B N D"] | None = None,
         expected: Float[Tensor, "B N 3"] | None = None,
         latent: Float[Tensor, "B N L"] | None = None,
+        reads_expression: bool = True,
         output_hidden_states: bool = False,
     ) -> Prediction:
         """Predict the clean cells.
 
         Parameters
         ----------
-        expression
-            Noisy expression; a modality that is given cleanly has time 0.
-        position
-            Noisy positions at unit scale.
+        expression, position
+            Noisy expression, and positions at unit scale; what is given cleanly has time 0.
         diffusion_time
             t / T in [0, 1]: one for both modalities, or the expression's and the position's.
-        node_mask
-            True for real cells; None when there is no padding.
-        gene_mask
-            True for genes that were measured, by set or by cell; None when all were.
+        node_mask, gene_mask
+            True for real cells, and for genes that were measured, by set or by cell; None: all.
         expression_hidden, position_hidden
-            True for entries hidden by masked diffusion; whatever they hold is not seen.
-        smoothed, expected
-            What `prepare` returned for these cells: saves the work when they are seen again.
+            True for entries hidden by masked diffusion, which are not seen.
+        smoothed, embedded, context, expected
+            Smoothed expression, and what `prepare` returned for these cells: saves the work.
         latent
             Noisy latents of expression in place of noisy values, which are then 0.
-        output_hidden_states
-            Return the cells that enter the first layer and leave each.
+        reads_expression, output_hidden_states
+            Predict expression, too, which else comes back as it came; return the cells that enter
+            the first layer and leave each.
         """
-        hidden = gene_mask, expression_hidden, position_hidden
-        require_masks(expression, *hidden, like=self.unseen_value)
+        like = self.unseen_value
+        require_masks(expression, gene_mask, expression_hidden, position_hidden, like=like)
         node_mask = self.trunk.checked_mask(expression, diffusion_time, position, node_mask)
-        visible, context = self._hide(expression, gene_mask, expression_hidden)
         masks = {"gene_mask": gene_mask, "expression_hidden": expression_hidden}
-        known = {"smoothed": smoothed, "expected": expected}
-        added, expected = self._given(expression, diffusion_time, node_mask, masks, known)
-        context = context + added
+        ready = smoothed, embedded, context, expected
+        cells = expression, diffusion_time, node_mask
+        visible, context, expected = self._given(*cells, masks, ready)
         if self.latents is not None and latent is not None:
-            latent, embedded = self.latents(latent, diffusion_time)
-            context = context + embedded
+            latent, added = self.latents(latent, diffusion_time)
+            context = context + added
         output = self.trunk.denoise(
             *(visible, diffusion_time, position, node_mask),
             position_hidden=position_hidden,
+            embedded=embedded,
             context=context,
+            reads_expression=reads_expression,
             keep_hidden=output_hidden_states,
         )
         position = position_at_start(output.position, expected, diffusion_time)
@@ -240,23 +206,37 @@ class Model(nn.Module):
         time: Float[Tensor, "B T"],
         node_mask: Bool[Tensor, "B N"] | None,
         masks: dict[str, Tensor | None],
-        known: dict[str, Tensor | None],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Embed what follows from given expression; sets without it get nothing added."""
-        context, smoothed, expected = expression.new_zeros(()), known["smoothed"], known["expected"]
-        given = time[:, :1, None] == 0
-        if self.smoothed_in is not None:
-            if smoothed is None:
+        ready: tuple[Tensor | None, ...],
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what is seen of expression, what follows from it, and expected positions."""
+        smoothed, embedded, context, expected = ready
+        visible = expression
+        if embedded is None or context is None:
+            visible, unseen = self._hide(expression, **masks)
+        if context is None:
+            if smoothed is None and self.smoothed_in is not None:
                 smoothed = self.smooth(expression, time, node_mask, **masks)
-            context = context + self.smoothed_in(smoothed) * given
-        if self.position_head is not None:
+            context = self._context(unseen, smoothed, time)
+        if self.position_head is None:
+            return visible, context, None
+        if expected is None:
             assert smoothed is not None
-            if expected is None:
-                expected = self.expect(expression, smoothed, node_mask, **masks)
-            expected = expected.detach().to(expression.dtype)
-            seen = seen_coordinates(expected, node_mask, None)
-            context = context + self.trunk.position_in(expected, seen) * given
-        return context, expected
+            expected = self.expect(expression, smoothed, node_mask, **masks)
+        expected = expected.detach().to(expression.dtype)
+        seen = seen_coordinates(expected, node_mask, None)
+        context = context + self.trunk.position_in(expected, seen) * (time[:, :1, None] == 0)
+        return visible, context, expected
+
+    def _context(
+        self,
+        unseen: Float[Tensor, "B N D"],
+        smoothed: Float[Tensor, "B N F"] | None,
+        time: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B N D"]:
+        """Embed smoothed expression beside what is unseen; sets from noise get nothing added."""
+        if self.smoothed_in is None:
+            return unseen
+        return unseen + self.smoothed_in(smoothed) * (time[:, :1, None] == 0)
 
     def prepare(
         self,
@@ -269,20 +249,29 @@ class Model(nn.Module):
     ) -> dict[str, Tensor]:
         """Compute what follows from given expression alone: it is the same in every call.
 
-        From noise, where expression is not given, nothing follows: zeros, as `forward` counts it.
+        Where expression is generated, nothing follows: the network sees no smoothed expression, and
+        of latents no values either.
         """
-        if self.smoothed_in is None:
-            return {}
+        masks: dict[str, Tensor | None] = {"gene_mask": gene_mask, "expression_hidden": None}
+        visible, unseen = self._hide(expression, **masks)
         if not is_given:
-            shape = expression.shape[:2]
-            zeros = expression.new_zeros(*shape, self.smoothing["rounds"] * self.num_genes)
-            head = self.position_head is not None
-            return {"smoothed": zeros} | ({"expected": zeros[..., :3]} if head else {})
-        smoothed = self.smooth(expression, diffusion_time, node_mask, gene_mask=gene_mask)
-        if self.position_head is None:
-            return {"smoothed": smoothed}
-        expected = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask)
-        return {"smoothed": smoothed, "expected": expected}
+            prepared = {"context": unseen}
+            if self.latents is not None:
+                prepared["embedded"] = self.trunk.expression_in(torch.zeros_like(expression))
+            if self.position_head is not None:
+                prepared["expected"] = expression.new_zeros(*expression.shape[:2], 3)
+            return prepared
+        smoothed = None
+        if self.smoothed_in is not None:
+            smoothed = self.smooth(expression, diffusion_time, node_mask, **masks)
+        prepared = {
+            "embedded": self.trunk.expression_in(without_padding(visible, node_mask)),
+            "context": self._context(unseen, smoothed, diffusion_time),
+        }
+        if self.position_head is not None:
+            assert smoothed is not None
+            prepared["expected"] = self.expect(expression, smoothed, node_mask, gene_mask=gene_mask)
+        return prepared
 
     @staticmethod
     def part_of(prepared: Mapping[str, Tensor], rows: Int64[Tensor, " M"]) -> dict[str, Tensor]:
@@ -366,13 +355,15 @@ class Model(nn.Module):
         self,
         expression: Float[Tensor, "B N G"],
         gene_mask: Bool[Tensor, "B G"] | Bool[Tensor, "B N G"] | None,
-        hidden: Bool[Tensor, "B N G"] | None,
+        expression_hidden: Bool[Tensor, "B N G"] | None,
     ) -> tuple[Float[Tensor, "B N G"], Float[Tensor, "B N D"]]:
         """Put a learned value where a gene is hidden or was not measured, and say how many are."""
         share = expression.new_zeros(*expression.shape[:2], 2)
-        if hidden is not None:
-            share[..., 0] = hidden.to(share.dtype).mean(-1)
-            expression = torch.where(hidden, self.unseen_value.to(expression.dtype), expression)
+        if expression_hidden is not None:
+            share[..., 0] = expression_hidden.to(share.dtype).mean(-1)
+            expression = torch.where(
+                expression_hidden, self.unseen_value.to(expression.dtype), expression
+            )
         if gene_mask is not None:
             measured = gene_mask if gene_mask.ndim == 3 else gene_mask[:, None]
             share[..., 1] = 1 - measured.to(share.dtype).mean(-1)

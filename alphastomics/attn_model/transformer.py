@@ -164,7 +164,9 @@ class GatedSelfAttentionModel(nn.Module):
         node_mask: Bool[Tensor, "B N"] | None,
         *,
         position_hidden: Bool[Tensor, "B N 3"] | None = None,
+        embedded: Float[Tensor, "B N D"] | None = None,
         context: Float[Tensor, "B N D"] | None = None,
+        reads_expression: bool = True,
         keep_hidden: bool = False,
     ) -> TrunkOutput:
         """Run the network on checked inputs.
@@ -175,8 +177,12 @@ class GatedSelfAttentionModel(nn.Module):
             As in `forward`, with the mask of `checked_mask`.
         position_hidden
             True for coordinates that the network must not see.
+        embedded
+            What `expression_in` makes of expression, where it is known.
         context
             What else is known of each cell, added to its embedding.
+        reads_expression
+            Predict expression, too; else it comes back as it came.
         keep_hidden
             Return the cells between the layers too.
         """
@@ -184,10 +190,9 @@ class GatedSelfAttentionModel(nn.Module):
         seen = seen_coordinates(position, node_mask, position_hidden)
         offset = centered(at_least_float32(position), seen)
         time = self.time_in(diffusion_time)
-        dropped = self.input_dropout(expression)
-        # Noisy expression is blurred enough: what is given is dropped alone.
-        read = torch.where(diffusion_time[:, :1, None] == 0, dropped, expression)
-        embedded = self.expression_in(read) + self.position_in(offset, seen) + time[:, None]
+        if embedded is None:
+            embedded = self._embedded(expression, diffusion_time)
+        embedded = embedded + self.position_in(offset, seen) + time[:, None]
         embedded = embedded if context is None else embedded + context
         # The residual stream keeps the precision of the weights under autocast.
         cells = without_padding(embedded.to(self.position_out.weight.dtype), node_mask)
@@ -201,11 +206,22 @@ class GatedSelfAttentionModel(nn.Module):
             gates += [] if output.gate is None else [output.gate.detach()]
             routing += [] if output.routing is None else [output.routing]
         cells = self._modulated(cells, time)
-        clean, clean_position = self._decode(cells, time, expression, offset)
-        clean = without_padding(clean, node_mask)
+        clean, clean_position = expression, self._decode_position(cells, time, offset)
+        if reads_expression:
+            clean = without_padding(self._decode_expression(cells, time, expression), node_mask)
         clean_position = centered(clean_position, seen_coordinates(position, node_mask, None))
         layers = tuple(gates), tuple(routing), tuple(hidden)
         return TrunkOutput(clean, clean_position, *layers, cells)
+
+    def _embedded(
+        self, expression: Float[Tensor, "B N E"], time: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B N D"]:
+        """Embed expression; noisy one is blurred enough: what is given is dropped alone."""
+        dropped = self.input_dropout(expression)
+        embedded: Tensor = self.expression_in(
+            torch.where(time[:, :1, None] == 0, dropped, expression)
+        )
+        return embedded
 
     def _run(
         self,
@@ -226,14 +242,13 @@ class GatedSelfAttentionModel(nn.Module):
         shift, scale = self.time_modulation(F.silu(time))[:, None].chunk(2, dim=-1)
         return modulate(cells, shift, scale)
 
-    def _decode(
+    def _decode_expression(
         self,
         cells: Float[Tensor, "B N D"],
         time: Float[Tensor, "B D"],
         expression: Float[Tensor, "B N E"],
-        offset: Float[Tensor, "B N 3"],
-    ) -> tuple[Float[Tensor, "B N E"], Float[Tensor, "B N 3"]]:
-        """Read expression and positions off the cells, beside a time-weighted share of the input.
+    ) -> Float[Tensor, "B N E"]:
+        """Read expression off the cells, beside a time-weighted share of the input.
 
         The share starts at zero. With it, what little noise is left at small times need not pass
         through the width of a cell, which is far below the number of genes; nor need the shape of
@@ -242,8 +257,17 @@ class GatedSelfAttentionModel(nn.Module):
         dtype = self.position_out.weight.dtype
         share = self.skip(F.silu(time)).to(dtype)[:, None]
         decoded = self.expression_out(cells).to(dtype) + share[..., :1] * expression.to(dtype)
-        decoded = decoded + self.gene_curve(expression, time)
+        return decoded + self.gene_curve(expression, time)
+
+    def _decode_position(
+        self,
+        cells: Float[Tensor, "B N D"],
+        time: Float[Tensor, "B D"],
+        offset: Float[Tensor, "B N 3"],
+    ) -> Float[Tensor, "B N 3"]:
+        """Read positions off the cells, beside such a share of the noisy ones."""
+        dtype = self.position_out.weight.dtype
+        share = self.skip(F.silu(time)).to(dtype)[:, None]
         # bf16 would round positions to 1/256 of the tissue: coarser than neighbours are apart.
         with torch.autocast(cells.device.type, enabled=False):
-            position = self.position_out(cells.to(dtype)) + share[..., 1:] * offset.to(dtype)
-        return decoded, position
+            return self.position_out(cells.to(dtype)) + share[..., 1:] * offset.to(dtype)

@@ -179,6 +179,7 @@ def test(call: Call) -> str:
         "input_data": arguments.input_data or Path(call.config.data.processed_data_dir),
         "split": arguments.split or DEFAULT_SPLIT,
         "modes": arguments.modes,
+        "anchors": arguments.anchors,
     }
     for words in score_notices(call.given, tested["input_data"]):
         logger.warning("%s", words)
@@ -221,6 +222,7 @@ def report(call: Call) -> str:
         arguments.genes or (),
         None if arguments.scores is None else read_scores(arguments.scores),
         arguments.unit or DEFAULT_UNIT,
+        anchors=arguments.anchors,
     )
     for words in score_notices(call.given, request.input_data):
         logger.warning("%s", words)

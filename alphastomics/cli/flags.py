@@ -1,9 +1,22 @@
-"""Every command and flag of AlphaSTomics, as data; those of `train` are in `training_flags.py`."""
+"""Every command and flag of AlphaSTomics, as data.
+
+Those of `train` are in `training_flags.py`, those of inputs in `input_flags.py`.
+"""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from alphastomics.cli.input_flags import (
+    BY_CONTENT,
+    INPUT_FORMAT,
+    PREPROCESSING,
+    SKIP_LOG_NORMALIZE,
+    SLICE_INPUT,
+    SPLIT,
+    STD,
+    TABLE_AND_PIXEL,
+)
 from alphastomics.cli.schema import (
     Command,
     Flag,
@@ -18,7 +31,6 @@ from alphastomics.cli.schema import (
 from alphastomics.cli.training_flags import BATCH_SIZE, CONFIG, DATA_DIR, SET, SETTINGS, TRAINING
 from alphastomics.config import Mode
 
-PREPROCESSING = "data.preprocessing"
 DEMO_DIR = "./demo"
 DEFAULT_SPLIT = "test"
 
@@ -48,62 +60,15 @@ SPLIT_NAME = Flag(
     expected="train, validation or test",
     metavar="{train,validation,test}",
 )
-SKIP_LOG_NORMALIZE = Flag(
-    "skip_log_normalize",
-    f"{PREPROCESSING}.log_normalize",
-    value=False,
-    help="Leave out normalisation to 1e4 and log1p: it was done before.",
-    hyphenated=True,
+ANCHORS = Flag(
+    "anchors",
+    help="Cells whose position is known: a CSV of cell name, x, y[, z], a file of cells, a column "
+    "of obs that marks them, or another section of the tissue (.h5ad).",
+    default="none",
+    metavar="FILE_OR_COLUMN",
+    kind=str,
 )
-STD = [
-    Flag("workers", f"{PREPROCESSING}.workers"),
-    Flag(
-        "scheduler",
-        help="Address of a Dask scheduler to run on, instead of local processes.",
-        default="none",
-        metavar="ADDRESS",
-        kind=str,
-    ),
-]
-BY_CONTENT = "recognised by its content"
-TABLE_AND_PIXEL = settings(PREPROCESSING, "table", "pixel_size")
-INPUT_FORMAT = [
-    Flag(
-        "format",
-        f"{PREPROCESSING}.format",
-        help="Format of the input.",
-        default=BY_CONTENT,
-        second_names=("input_format",),
-    ),
-    *TABLE_AND_PIXEL,
-]
-SLICE_INPUT = [
-    path_flag(
-        "input_dir",
-        "Folder of slices (.h5ad, .zarr, folders of instruments), searched in sorted order; or one "
-        "such folder.",
-        required=True,
-    ),
-    path_flag("output_dir", "Folder to write.", required=True),
-    *SETTINGS,
-    *INPUT_FORMAT,
-    Flag("position_key", f"{PREPROCESSING}.position_key"),
-    Flag("position_is_3d", f"{PREPROCESSING}.position_is_3d", value=True),
-    Flag("common_frame", f"{PREPROCESSING}.common_frame", value=True),
-    *settings(PREPROCESSING, "z_spacing", "cell_type_key"),
-    SKIP_LOG_NORMALIZE,
-    Flag(
-        "skip_scale",
-        f"{PREPROCESSING}.scale",
-        value=False,
-        help="Leave out the standardisation of each gene within its slice.",
-        hyphenated=True,
-    ),
-    Flag("max_cells_per_file", f"{PREPROCESSING}.max_cells_per_file"),
-]
-SPLIT = settings(
-    PREPROCESSING, "train_ratio", "val_ratio", "max_shard_size", "split_by", "layout", "storage"
-)
+
 _COMMANDS = {
     "preprocess": Command(
         "Convert a folder of slices into Parquet shards: stage 1 and stage 2 in one go.",
@@ -178,7 +143,9 @@ _COMMANDS = {
                 metavar="MODE",
                 many=True,
             ),
+            ANCHORS,
             Flag("num_steps", "sampling.num_steps", default=AS_TRAINED),
+            Flag("estimator", "sampling.estimator"),
             *settings("sampling", "sampler", "num_samples"),
             *settings(PREPROCESSING, "cell_type_key"),
             path_flag("output", "JSON file for the scores.", default="beside the checkpoint"),
@@ -211,6 +178,8 @@ _COMMANDS = {
             *INPUT_FORMAT,
             SPLIT_NAME,
             path_flag("scores", "JSON file that test wrote.", default="scored anew"),
+            ANCHORS,
+            Flag("estimator", "sampling.estimator", default=AS_TRAINED),
             Flag(
                 "genes",
                 help="Genes that must be among the page's colours.",
@@ -277,12 +246,9 @@ _COMMANDS = {
                 default="centred positions",
                 excludes="frame",
             ),
-            Flag(
-                "anchors",
-                help="Known cells: a CSV of cell name, x, y[, z], a file, or a column of obs.",
+            replace(
+                ANCHORS,
                 default="rows of the input's coordinates that are not NaN",
-                metavar="FILE_OR_COLUMN",
-                kind=str,
                 excludes="frame",
             ),
             switch("frame_scale", "Let the tissue grow or shrink as a whole onto the frame."),
@@ -295,7 +261,11 @@ _COMMANDS = {
                 metavar="GENE",
             ),
             replace(DATA_DIR, help="Processed folder of the training.", default=AS_TRAINED),
-            path_flag("output", ".h5ad, .zarr (SpatialData) or .pt.", default="beside the input"),
+            path_flag(
+                "output",
+                "File for the generated cells: .h5ad, .zarr (SpatialData) or .pt.",
+                default="beside the input",
+            ),
             OVERWRITE,
             *SEEDS,
             SKIP_LOG_NORMALIZE,

@@ -42,8 +42,10 @@ class DistributedConfig(Section):
 class ExtractConfig(Section):
     """How embeddings are extracted."""
 
-    mode: Literal["encoder", "transformer", "all_layers"] = setting(
-        "encoder", "Which hidden state of a cell becomes its embedding."
+    mode: Literal["auto", "latent", "niche", "encoder", "transformer", "all_layers"] = setting(
+        "auto",
+        "What becomes a cell's embedding: its latent, that and the latents around it, or hidden "
+        "states; auto is niche, or encoder for a model without a count model.",
     )
     format: Literal["npz", "pt", "h5", "h5ad"] = setting("npz", "Format of the output file.")
     output: str = text("embeddings.npz", "Output file.")

@@ -284,7 +284,7 @@ class SamplingConfig(Section):
     )
     radius_level: float = setting(
         0.9,
-        "Share of cells that obs['position_radius_…'] holds, where it is calibrated.",
+        "Share of cells that obs['position_radius_…'] and intervals of expression hold.",
         gt=0,
         lt=1,
     )

@@ -193,6 +193,7 @@ def require_metadata(metadata: dict[str, Any], path: Path) -> None:
         or (isinstance(done, dict) and {"log_normalize", "scale"} <= done.keys()),
         "flat": isinstance(metadata.get("flat"), bool),
         "training_digest": isinstance(metadata.get("training_digest"), str | None),
+        "slices": is_list_of_names(metadata.get("slices", [])),
         "styles": is_list_of_names(metadata.get("styles", [])),
         "types": is_list_of_names(metadata.get("types", [])),
     }
@@ -217,6 +218,7 @@ def model_metadata(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str
         "normalization": module.normalization,
         "flat": module.planar,
         "training_digest": module.training_digest,
+        "slices": module.slice_names,
         "styles": module.style_names,
         "types": module.type_names,
     }
@@ -292,6 +294,7 @@ def module_of(
     module.normalization = metadata.get("normalization")
     module.planar = metadata["flat"]
     module.training_digest = metadata.get("training_digest")
+    module.slice_names = list(metadata.get("slices", []))
     module.style_names = list(metadata.get("styles", []))
     module.type_names = list(metadata.get("types", []))
     return module.eval()

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from alphastomics.attn_model.model import Model, Prediction
+from alphastomics.attn_model.model import Model
+from alphastomics.attn_model.prediction import Prediction
 from alphastomics.config import Config
 from alphastomics.config.file import as_config
 from alphastomics.diffusion_model.loss import (

@@ -39,7 +39,8 @@ class Denoiser(Protocol):
 
     It may have `prepare(expression, diffusion_time, node_mask, *, gene_mask, is_given)`, which
     computes once what follows from given expression, and returns it as further arguments; and
-    `part_of(prepared, rows)`, which returns those of some of the cells.
+    `part_of(prepared, rows)`, which returns those of some of the cells. Such a network also takes
+    `reads_expression`: whether its prediction of expression is used.
     """
 
     def __call__(
@@ -160,7 +161,7 @@ class DiffusionSampler:
             Expression, and positions in the user's units: centred on each set, or in the frame of
             the cells of known position where there are any. What was given comes back as it came.
         """
-        run = _Run(self, expr, pos, mask, mode, known, generator)
+        run = _Run(self, expr, pos, mask, mode, known, generator, is_mean=is_mean)
         run.prepared = {} if cache is None else cache
         require_way(self.noise_model, num_steps, sampler)
         with without_dropout(self.model):
@@ -202,6 +203,8 @@ class _Run:
         mode: Mode,
         known: Known,
         generator: Generator | None,
+        *,
+        is_mean: bool,
     ) -> None:
         if mode not in TASKS:
             raise InputError(f"mode: expected one of {', '.join(TASKS)}; got {mode!r}")
@@ -222,6 +225,8 @@ class _Run:
         self.last: Tensor | None = None
         self.counts = sampler.counts if self.task.generates_expression else None
         self.expected = expression  # as the last step expects it, where latents are generated
+        # Of latents the network's own prediction of values counts as their mean alone.
+        self.reads_expression = self.task.generates_expression and (self.counts is None or is_mean)
 
     @property
     def generated(self) -> tuple[bool, bool]:
@@ -263,6 +268,8 @@ class _Run:
         seen, known = noisy.expression, dict[str, Any](self.prepared)
         if self.counts is not None:
             seen, known["latent"] = torch.zeros_like(self.inner.expression), seen
+        if hasattr(model, "prepare"):
+            known["reads_expression"] = self.reads_expression
         cells = seen, noisy.position, network_time, self.mask
         prediction = model(*cells, gene_mask=genes, **known)
         make_expression, make_position = self.generated

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from alphastomics.attn_model.model import Model, Prediction
+from alphastomics.attn_model.model import Model
+from alphastomics.attn_model.prediction import Prediction
 from alphastomics.diffusion_model.loss import LossTerms
 from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.utils.dataholder import DataHolder

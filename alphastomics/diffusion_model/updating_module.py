@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from alphastomics.attn_model.model import Prediction
+from alphastomics.attn_model.prediction import Prediction
 from alphastomics.diffusion_model.deepspeed import ZeroStrategy
 from alphastomics.diffusion_model.ema import average_decay, update_average
 from alphastomics.diffusion_model.gradient_check import CheckedStep, GradientCheck

@@ -5,6 +5,7 @@ from typing import Literal
 
 MethodKind = Literal["model", "baseline", "oracle", "reference", "chance"]
 MODEL, MODEL_SAMPLE = "alphastomics", "alphastomics sample"
+ASSIGNED, WITHOUT_ANCHORS = "alphastomics, assigned", "alphastomics without anchors"
 CENTROIDS, TRUE_EXPRESSION = "class centroid oracle", "true expression"
 KNOWN_HALF = "half of the slice known"
 SAME_SLICE, OTHER_HALF, OTHER_SLICE = "real, same slice", "real, other half", "real, other slice"
@@ -13,6 +14,8 @@ SHUFFLED, SHUFFLED_GENES = "shuffled", "genes shuffled"
 KINDS: Mapping[str, MethodKind] = {
     MODEL: "model",
     MODEL_SAMPLE: "model",
+    ASSIGNED: "model",
+    WITHOUT_ANCHORS: "model",
     CENTROIDS: "oracle",
     KNOWN_HALF: "oracle",
     TRUE_EXPRESSION: "oracle",

@@ -128,3 +128,19 @@ CALIBRATION_METRICS = (
         "Rank correlation over cells: is the std large where the error is?",
     ),
 )
+INTERVAL_METRICS = (
+    Metric(
+        "interval_coverage",
+        lambda result: result.coverage,
+        "unknown",
+        "Truth within its interval",
+        "Share of true positions within their radius, or of true values within their interval.",
+    ),
+    Metric(
+        "interval_coverage_expected",
+        lambda result: result.expected,
+        "unknown",
+        "… promised",
+        "The share that radii and intervals promise.",
+    ),
+)

@@ -14,7 +14,11 @@ from alphastomics.evaluation.clusters import Labels, TypedCells
 from alphastomics.evaluation.metric import Metric
 from alphastomics.evaluation.metrics_of_expression import EXPRESSION_METRICS, TYPE_METRICS
 from alphastomics.evaluation.metrics_of_position import POSITION_METRICS
-from alphastomics.evaluation.metrics_of_tissue import CALIBRATION_METRICS, TISSUE_METRICS
+from alphastomics.evaluation.metrics_of_tissue import (
+    CALIBRATION_METRICS,
+    INTERVAL_METRICS,
+    TISSUE_METRICS,
+)
 from alphastomics.evaluation.pairs import ExpressionPair, PositionPair, TissuePair, TypePair
 from alphastomics.evaluation.tissue import Tissue
 
@@ -24,6 +28,7 @@ TABLES = (
     TYPE_METRICS,
     TISSUE_METRICS,
     CALIBRATION_METRICS,
+    INTERVAL_METRICS,
 )
 METRICS: dict[str, Metric] = {metric.name: metric for table in TABLES for metric in table}
 Pair = PositionPair | ExpressionPair | TypePair | TissuePair | Calibration

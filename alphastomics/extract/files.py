@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
+from jaxtyping import Float32
 
 Column = np.ndarray | list[str] | str
 BLOCK_ROWS = 4096
@@ -66,6 +67,12 @@ def write_h5ad(path: Path, rows: np.ndarray, content: dict[str, Column]) -> None
     with h5py.File(path, "w") as file:
         write_elem(file, "/", AnnData(obs=obs, uns={OBSM_KEY: content["extract_mode"]}))
         write_obsm(file, rows)
+
+
+def stored(path: Path, shape: tuple[int, ...]) -> Float32[np.ndarray, "N *L D"]:
+    """View the rows of a file without reading them."""
+    # Copy on write: torch wants memory that it could write to, and the file stays as it is.
+    return np.memmap(path, np.float32, mode="c", shape=shape)
 
 
 def obsm_of(rows: np.ndarray) -> dict[str, np.ndarray]:

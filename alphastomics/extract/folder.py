@@ -1,18 +1,19 @@
 """Embeddings: a checkpoint and a processed folder enter, a file with a row per cell leaves.
 
-Every cell is given cleanly (both times 0) to the averaged network, in sets drawn as in training.
-Rows are in the order of `cell_id`. They wait on the disk, not in memory, until the file is written.
+A cell's latent is that of the count model. For the hidden states every cell is given cleanly (both
+times 0) to the averaged network, in sets drawn as in training. Rows are in the order of `cell_id`.
+They wait on the disk, not in memory, until the file is written.
 """
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from alphastomics.config import Config, ExtractConfig
@@ -20,7 +21,16 @@ from alphastomics.diffusion_model.checkpoint import load_module, require_same_ge
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import seed_everything
 from alphastomics.errors import InputError
-from alphastomics.extract.files import BLOCK_ROWS, WRITERS, Column
+from alphastomics.extract.files import BLOCK_ROWS, WRITERS, Column, stored
+from alphastomics.extract.latents import (
+    LATENT_MODES,
+    ExtractMode,
+    TrainingScale,
+    add_surroundings,
+    log_mode,
+    resolve_mode,
+    training_scale,
+)
 from alphastomics.io.files import replacing, require_output, require_space
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.batch_loader import BatchLoader, create_dataloaders
@@ -31,7 +41,6 @@ from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.utils.dataholder import DataHolder
 
 LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers
-ExtractMode = Literal["encoder", "transformer", "all_layers"]
 Labels = dict[str, np.ndarray]  # numbers of each embedded cell, by their names in the file
 
 
@@ -61,19 +70,26 @@ def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
     output = chosen_output(config.extract, request.given)
     require_output(output, overwrite=request.overwrite)
     require_not_read(output, request.checkpoint, Path(config.data.processed_data_dir))
-    module, genes = loaded_module(config, request.checkpoint)
+    module, genes, mode = loaded_module(config, request.checkpoint)
     folder = DataFolder(config.data.processed_data_dir)
     metadata = folder.metadata()
     require_same_genes(genes, metadata.genes, request.checkpoint, folder.where)
-    counts = cells_to_embed(metadata, config.extract.max_samples, folder.where)
+    kept = cells_to_embed(metadata, config.extract.max_samples, folder.where)
+    # Neighbours are among all cells, whichever are kept.
+    counts = cells_to_embed(metadata, None, folder.where) if mode == "niche" else kept
     batch_size = config.training.batch_size if "batch_size" in request.given else None
     loaders = make_split_loaders(module.config, metadata, config, batch_size, module.device)
+    log_mode(config.extract.mode, mode)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         unordered, ordered = Path(scratch) / "drawn", Path(scratch) / "ordered"
-        mode = config.extract.mode
         shape, labels = embed_cells(module, mode, loaders, counts, unordered)
-        order = np.argsort(labels["cell_id"], kind="stable")
+        if mode == "niche":
+            alone, unordered = unordered, Path(scratch) / "surrounded"
+            where = labels["position"], labels["slice_id"]
+            shape = add_surroundings(alone, shape, *where, unordered)
+        order = rows_in_order(labels, kept)
         sort_rows(unordered, ordered, shape, order)
+        shape = (len(order), *shape[1:])
         labels = {name: column[order] for name, column in labels.items()}
         require_space(output.parent, ordered.stat().st_size + LABEL_BYTES * shape[0])
         verify = config.data.loading.verify_checksums
@@ -85,13 +101,16 @@ def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
     return extract_summary(output, mode, shape, *shown)
 
 
-def loaded_module(config: Config, checkpoint: Path) -> tuple[AlphaSTomicsModule, list[str]]:
-    """Load what embeds cells onto the GPU, if there is one; return it with its genes."""
+def loaded_module(
+    config: Config, checkpoint: Path
+) -> tuple[AlphaSTomicsModule, list[str], ExtractMode]:
+    """Load what embeds cells onto the GPU, if there is one; return it, its genes and the mode."""
     module, genes = load_module(checkpoint)
+    mode = resolve_mode(config.extract.mode, module)
     seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
-    if config.extract.mode == "encoder":
+    if mode == "encoder":
         module.average.trunk.layers = torch.nn.ModuleList()  # nothing after it is needed
-    return module.to("cuda" if torch.cuda.is_available() else "cpu"), genes
+    return module.to("cuda" if torch.cuda.is_available() else "cpu"), genes, mode
 
 
 def extract_summary(
@@ -172,15 +191,27 @@ def make_split_loaders(
 
 @torch.inference_mode()
 def embedding(
-    module: AlphaSTomicsModule, batch: DataHolder, mode: ExtractMode, *, has_position: bool = True
+    module: AlphaSTomicsModule,
+    batch: DataHolder,
+    mode: ExtractMode,
+    *,
+    has_position: bool = True,
+    scale: TrainingScale | None = None,
 ) -> Float[Tensor, "B N D"] | Float[Tensor, "B N L D"]:
-    """Return the hidden states of clean cells: both modalities at time 0, nothing drawn.
+    """Return the latents of cells, or the hidden states of clean cells: nothing is drawn.
 
+    `latent` and `niche` are the latents of the count model, on the scale of training. Hidden states
+    are those of both modalities at time 0: `encoder` is what enters the first layer, `transformer`
+    what leaves the last, and `all_layers` all of them in a row: L is the number of layers + 1.
     Cells without a position have it at the time of pure noise, all at its mean.
-
-    `encoder` is what enters the first layer, `transformer` what leaves the last, and `all_layers`
-    all of them in a row: L is the number of layers + 1.
     """
+    if mode in LATENT_MODES:
+        counts = module.average.count_model
+        assert counts is not None
+        values = batch.expression
+        if scale is not None:
+            values = scale.apply(values, batch.slice_id)
+        return counts.latents(values, batch.gene_mask)
     times = torch.zeros(len(batch.node_mask), 2, dtype=torch.int64, device=batch.node_mask.device)
     position = (
         module.inner_positions(batch, None) if has_position else torch.zeros_like(batch.positions)
@@ -214,10 +245,11 @@ def embed_cells(
     """
     parts_of_labels: list[Labels] = []
     width: tuple[int, ...] = ()
+    scale = scale_of_folder(module, loaders[0]) if mode in LATENT_MODES else None
     with track("extract", sum(counts), "cells") as advance, unordered.open("wb") as file:
         for split, (loader, count) in enumerate(zip(loaders, counts, strict=True)):
             for batch, rows in rows_to_keep(loader, count):
-                values = embedding(module, batch.to(module.device), mode).cpu()
+                values = embedding(module, batch.to(module.device), mode, scale=scale).cpu()
                 kept = values[batch.node_mask][: len(rows)].float().numpy()
                 require_finite_rows(kept)
                 file.write(kept.tobytes())
@@ -230,6 +262,16 @@ def embed_cells(
     }
     assert len(np.unique(labels["cell_id"])) == sum(counts), "a cell was drawn twice, or not at all"
     return (sum(counts), *width), labels
+
+
+def scale_of_folder(module: AlphaSTomicsModule, loader: BatchLoader) -> TrainingScale | None:
+    """Return what brings the slices of a folder to the scale of training; None: they have one."""
+    reader = loader.reader
+    if reader.scaling is None:
+        return None
+    measured = reader.measured_genes[reader.panel_of_slice]
+    names = [record.name for record in loader.metadata.slices]
+    return training_scale(module, *reader.scaling, measured, names)
 
 
 def require_finite_rows(values: np.ndarray) -> None:
@@ -263,14 +305,16 @@ def labels_of(batch: DataHolder, rows: Int64[np.ndarray, " M"], split: int) -> L
         "cell_id": batch.cell_id.flatten().numpy()[rows],
         "slice_id": batch.slice_id.flatten().numpy()[rows].astype(np.int32),
         "cell_type": batch.cell_type.flatten().numpy()[rows].astype(np.int32),
+        "position": batch.positions.flatten(0, 1).numpy()[rows],
         "split": np.full(len(rows), split, dtype=np.int8),
     }
 
 
-def stored(path: Path, shape: tuple[int, ...]) -> Float32[np.ndarray, "N *L D"]:
-    """View the rows of a file without reading them."""
-    # Copy on write: torch wants memory that it could write to, and the file stays as it is.
-    return np.memmap(path, np.float32, mode="c", shape=shape)
+def rows_in_order(labels: Labels, kept: Sequence[int]) -> Int64[np.ndarray, " N"]:
+    """Return the rows of the first cells of each split that are kept, by their `cell_id`."""
+    parts = [np.flatnonzero(labels["split"] == split)[:n] for split, n in enumerate(kept)]
+    rows = np.concatenate(parts)
+    return rows[np.argsort(labels["cell_id"][rows], kind="stable")]
 
 
 def sort_rows(
@@ -292,10 +336,10 @@ def cell_names(
     names = [""] * len(cell_id)
     for split in SPLITS:
         reader = ShardReader(folder, metadata, split, verify=verify)
-        for numbers, stored in map(reader.names, reader.pieces):
+        for numbers, obs_names in map(reader.names, reader.pieces):
             rows = np.searchsorted(cell_id, numbers).clip(max=len(cell_id) - 1)
             matches = np.flatnonzero(cell_id[rows] == numbers)
-            wanted = stored.take(pa.array(matches)).to_pylist()
+            wanted = obs_names.take(pa.array(matches)).to_pylist()
             for row, name in zip(rows[matches].tolist(), wanted, strict=True):
                 names[row] = name
     return names

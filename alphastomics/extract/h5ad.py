@@ -23,14 +23,21 @@ from alphastomics.config import Config, ExtractConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.randomness import stream_seed
 from alphastomics.errors import InputError
-from alphastomics.extract.files import write_obsm
+from alphastomics.extract.files import stored, write_obsm
 from alphastomics.extract.folder import (
     ExtractRequest,
     embedding,
     extract_summary,
     loaded_module,
     require_finite_rows,
-    stored,
+)
+from alphastomics.extract.latents import (
+    LATENT_MODES,
+    ExtractMode,
+    TrainingScale,
+    add_surroundings,
+    log_mode,
+    training_scale,
 )
 from alphastomics.io.files import replacing, require_output, require_space
 from alphastomics.io.h5ad import require_storable, write_anndata
@@ -45,6 +52,7 @@ from alphastomics.preprocessing.normalize import (
     Moments,
     merged,
     moments_of_sparse,
+    standard_deviation,
     standardized,
 )
 from alphastomics.preprocessing.owned import require_not_read
@@ -66,13 +74,14 @@ def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     require_not_read(output, request.checkpoint)
     if "max_samples" in request.given:
         raise InputError("--max_samples: counts with --data_dir; a file is embedded whole")
-    module, genes = loaded_module(config, request.checkpoint)
-    mode, trained = config.extract.mode, module.config
+    module, genes, mode = loaded_module(config, request.checkpoint)
+    trained = module.config
     batch_size = (config if "batch_size" in request.given else trained).training.batch_size
     set_size = trained.data.loading.set_size or batch_size
+    log_mode(config.extract.mode, mode)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
-        shape = embed_h5ad_cells(module, genes, path, config, set_size, rows)
+        shape = embed_h5ad_cells(module, genes, path, config, mode, set_size, rows)
         options = SourceOptions.of(config.data.preprocessing)
         require_space(output.parent, rows.stat().st_size + size_of(options, path))
         with replacing(output) as partial:
@@ -98,6 +107,7 @@ def embed_h5ad_cells(
     genes: list[str],
     path: Path,
     config: Config,
+    mode: ExtractMode,
     set_size: int,
     target: Path,
 ) -> tuple[int, ...]:
@@ -110,7 +120,12 @@ def embed_h5ad_cells(
         if not query.dims:
             key = query.form.position_key
             logger.info("%s: no obsm[%r]: cells are embedded by expression alone", path, key)
-        return embed_file(module, query, config, set_size, target)
+        seed = config.seed.global_seed
+        if mode != "niche":
+            return embed_file(module, query, mode, seed, set_size, target)[0]
+        alone = target.with_name(f"{target.name}_alone")
+        shape, position, slice_id = embed_file(module, query, mode, seed, set_size, alone)
+        return add_surroundings(*(alone, shape, position if query.dims else None, slice_id, target))
 
 
 def chosen_h5ad_output(settings: ExtractConfig, path: Path, given: frozenset[str]) -> Path:
@@ -160,25 +175,38 @@ def moments_of(query: Query) -> list[Moments]:
 
 
 def embed_file(
-    module: AlphaSTomicsModule, query: Query, config: Config, set_size: int, target: Path
-) -> tuple[int, ...]:
-    """Append the embeddings of all rows to a file, range by range; return their shape."""
-    seed, mode = config.seed.global_seed, config.extract.mode
+    module: AlphaSTomicsModule,
+    query: Query,
+    mode: ExtractMode,
+    seed: int,
+    set_size: int,
+    target: Path,
+) -> tuple[tuple[int, ...], Float[np.ndarray, "N 3"], Int64[np.ndarray, " N"]]:
+    """Append the embeddings of all rows to a file, range by range.
+
+    Return their shape, and position and slice of each cell.
+    """
     moments = moments_of(query) if query.scale else None
-    width: tuple[int, ...] = ()
+    scale = None
+    if moments is not None and mode in LATENT_MODES:
+        scale = scale_of_query(module, query, moments)
     total = query.reader.num_cells
+    width: tuple[int, ...] = ()
+    positions, slices = [], []
     with track("extract", total, "cells") as advance, target.open("wb") as file:
         for cells in ranges_of(query):
             embeddings: np.ndarray | None = None
             start = int(cells.cell_id[0])
             for rows in sets_of(cells.slice_id, set_size, stream_seed(seed, "extract", start)):
                 chosen = cells.take(rows)
-                moment = None if moments is None else moments[chosen.slice_id[0]]
+                number = int(chosen.slice_id[0])
+                moment = None if moments is None else moments[number]
                 expression = standardized(chosen.sparse, moment, query.measured)
                 batch = batch_of_set(
-                    expression, chosen.position.astype(np.float32), query.measured
+                    expression, chosen.position.astype(np.float32), query.measured, number
                 ).to(module.device)
-                hidden = embedding(module, batch, mode, has_position=bool(query.dims))[0]
+                has_position = bool(query.dims)
+                hidden = embedding(module, batch, mode, has_position=has_position, scale=scale)[0]
                 states = hidden.float().cpu().numpy()
                 require_finite_rows(states)
                 if embeddings is None:
@@ -186,9 +214,21 @@ def embed_file(
                 embeddings[rows] = states
                 advance(len(rows))
             assert embeddings is not None
+            positions.append(cells.position)
+            slices.append(cells.slice_id)
             width = embeddings.shape[1:]
             file.write(embeddings.tobytes())
-    return (total, *width)
+    return (total, *width), np.concatenate(positions), np.concatenate(slices)
+
+
+def scale_of_query(
+    module: AlphaSTomicsModule, query: Query, moments: list[Moments]
+) -> TrainingScale:
+    """Return what brings the slices of a file to the scale of training."""
+    mean = np.stack([part.mean for part in moments])
+    std = np.stack([standard_deviation(part) for part in moments])
+    measured = np.broadcast_to(query.measured, mean.shape)
+    return training_scale(module, mean, std, measured, query.reader.slices)
 
 
 def sets_of(
@@ -205,12 +245,14 @@ def batch_of_set(
     expression: Float32[np.ndarray, "M G"],
     position: Float[np.ndarray, "M 3"],
     measured: Bool[np.ndarray, " G"],
+    slice_id: int = 0,
 ) -> DataHolder:
-    """Wrap the cells of one set."""
+    """Wrap the cells of one set, all of one slice."""
     values, coordinates, genes = map(torch.from_numpy, (expression, position, measured))
     mask = torch.ones(1, len(expression), dtype=torch.bool)
     cells = DataHolder.of(values[None], coordinates[None], mask)
-    return replace(cells, measured_genes=genes[None])
+    number = torch.full_like(cells.slice_id, slice_id)
+    return replace(cells, measured_genes=genes[None], slice_id=number)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ how far it is off (`radii.py`).
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,12 +25,13 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import (
     LEAST_EXTENT,
     KnownPositions,
+    Transform,
     fitted,
     require_a_frame,
 )
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.kernel_regression import KernelRegression
-from alphastomics.generation.radii import Radii, conformal_factor, least_cells
+from alphastomics.generation.radii import CURVE_LEVELS, Radii, conformal_factor, least_cells
 from alphastomics.preprocessing.query_fit import UNIT_RATIO
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ ESTIMATE_SHARE = 0.05
 TREE_ANCHORS = 20_000
 # Anchors whose errors say how far off a cell near them is, drawn towards the mean of all.
 NEAREST, PRIOR = 30, 10
+# More anchors than this fix a frame that one of them does not change.
+FRAME_ANCHORS = 500
 # Fewer of them fit the frame so closely that their errors are too small.
 LEAST_ANCHORS = 20
 SMALLEST = 1e-12
@@ -67,6 +71,7 @@ def with_anchors(
     seed: int,
     *,
     reflection: bool,
+    frame_alone: Collection[int] = (),
 ) -> Generated:
     """Bring estimated positions into the frame of the anchors, and correct them by the anchors.
 
@@ -80,12 +85,16 @@ def with_anchors(
         The estimator, the level of the radius, and the seed of a sample.
     reflection
         Allow the mirror image of the estimate: expression does not tell the two apart.
+    frame_alone
+        Numbers of slices whose anchors give the frame and nothing else: no radii, no std.
     """
     anchors = cells.anchors
     assert anchors is not None
     known = np.isfinite(anchors).all(1)
     position, std = generated.position.astype(np.float64), generated.position_std.copy()
-    radius = np.full(len(known), np.nan)
+    # The level that is asked for, then those of the curve.
+    levels = (settings.radius_level, *CURVE_LEVELS)
+    radius = np.full((len(levels), len(known)), np.nan)
     for number, name in enumerate(cells.slice_names):
         rows = cells.rows_of(number)
         if not known[rows].any():
@@ -95,22 +104,39 @@ def with_anchors(
                 name,
             )
             continue
-        result = anchored_slice(cells, rows, position[rows], name, seed, reflection=reflection)
+        corrected = number not in frame_alone
+        result = anchored_slice(
+            *(cells, rows, position[rows], name, seed), reflection=reflection, corrected=corrected
+        )
         at = result.position
-        if settings.estimator == "sample":
+        if settings.estimator == "sample" and corrected:
             at = sampled(result, known[rows], seed + number)
         position[rows, : cells.dims] = at
         position[rows[known[rows]]] = anchors[rows[known[rows]]]
         std[rows, : cells.dims] = result.std
-        factor = conformal_factor(result.errors, settings.radius_level)
+        factors = np.array([conformal_factor(result.errors, level) for level in levels])
         # What holds about the estimate holds about a sample within so much more.
         away = np.linalg.norm(position[rows, : cells.dims] - result.position, axis=1)
-        radius[rows] = np.where(known[rows], 0, result.scale * factor + away)
+        radius[:, rows] = np.where(known[rows], 0, result.scale * factors[:, None] + away)
         if len(result.errors) < LEAST_ANCHORS:
-            radius[rows[~known[rows]]] = np.nan
-        say_calibration(name, len(result.errors), settings.radius_level)
-    radii = Radii(radius, settings.radius_level, "anchors", known)
+            radius[:, rows[~known[rows]]] = np.nan
+        if corrected:
+            say_calibration(name, len(result.errors), settings.radius_level)
+    radii = Radii(radius[0], settings.radius_level, "anchors", known, radius[1:])
     return replace(generated, position=position, position_std=std, radii=radii)
+
+
+def without_std(settings: SamplingConfig) -> SamplingConfig:
+    """Return settings of an estimate whose std anchors give: samples in many steps are not."""
+    return settings.model_copy(update={"estimator": "mean", "num_steps": 1})
+
+
+def all_anchored(cells: InputCells) -> bool:
+    """Say whether every slice has anchors."""
+    if cells.anchors is None:
+        return False
+    known = np.isfinite(cells.anchors).all(1)
+    return len(np.unique(cells.slice_id[known])) == len(cells.slice_names)
 
 
 def say_calibration(name: str, anchors: int, level: float) -> None:
@@ -139,8 +165,9 @@ def anchored_slice(
     seed: int,
     *,
     reflection: bool,
+    corrected: bool = True,
 ) -> AnchoredSlice:
-    """Predict the positions of one slice by those that are known."""
+    """Predict the positions of one slice by those that are known; or move them into the frame."""
     assert cells.anchors is not None
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
@@ -166,12 +193,44 @@ def anchored_slice(
             *(where, fit.scale),
         )
     prior = fit.apply(estimate)[:, :dims]
+    if not corrected:
+        unknown = np.full((len(rows), cells.dims), np.nan)
+        flat = np.hstack([prior, np.full((len(rows), cells.dims - dims), at[0, 2])])
+        return AnchoredSlice(flat, unknown, unknown[:, 0], np.zeros(0))
+    left_out = left_out_prior(estimate[known], at, fit, dims, reflection=reflection)
     features = features_of(cells, rows, estimate[:, :dims])
-    result = AnchorRegression(features, prior, known, at[:, :dims], seed).result()
+    regression = AnchorRegression(features, prior, known, at[:, :dims], seed)
+    # Where an anchor would be expected in a frame that it does not fix itself.
+    result = regression.result(prior[known] - left_out[:, :dims])
     z = np.full((len(rows), cells.dims - dims), at[0, 2])
     return result._replace(
         position=np.hstack([result.position, z]), std=np.hstack([result.std, 0 * z])
     )
+
+
+def left_out_prior(
+    estimate: Float64[np.ndarray, "M 3"],
+    at: Float64[np.ndarray, "M 3"],
+    fit: Transform,
+    dims: int,
+    *,
+    reflection: bool,
+) -> Float64[np.ndarray, "M 3"]:
+    """Bring each anchor's estimate into the frame of the others; one of many changes nothing."""
+    moved = fit.apply(estimate)
+    if not dims < len(at) <= FRAME_ANCHORS:
+        return moved
+    for row in range(len(at)):
+        others = np.flatnonzero(np.arange(len(at)) != row)
+        moved[row] = fitted(
+            estimate[others],
+            KnownPositions(others, at[others]),
+            dims=dims,
+            scale=True,
+            reflection=reflection,
+            where="anchors",
+        ).apply(estimate[row])
+    return moved
 
 
 def features_of(
@@ -249,11 +308,14 @@ class AnchorRegression:
         self.predicted = prior + (kernel.predict(features.kernel) + tree_values) / 2
         self.residual = (kernel.residual + left - left_out) / 2
 
-    def result(self) -> AnchoredSlice:
-        """Return positions and how far off they are; anchors stay where they are."""
+    def result(self, moved: Float64[np.ndarray, "M D"]) -> AnchoredSlice:
+        """Return positions and how far off they are; anchors stay where they are.
+
+        `moved` is by how much the prior of each anchor changes where it is left out of the frame.
+        """
         x = self.features.kernel
         tree = cKDTree(x[self.known])
-        squares = self.residual**2
+        squares = (self.residual + moved) ** 2
         nearest = min(NEAREST, len(squares) - 1)
         of_anchors = tree.query(x[self.known], k=range(2, nearest + 2))[1]
         # An anchor's own error is not among those that its scale is made of.

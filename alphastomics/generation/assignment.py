@@ -14,8 +14,9 @@ from scipy.spatial.distance import cdist
 
 # Cells that are assigned exactly: more cost no less, and take longer.
 EXACT_CELLS = 250
-# Neighbours that a new position may lie towards, and the share of the way to them.
-NEAREST, SHARES = 6, (0.3, 0.7)
+# Neighbours that a new position may lie between. Of so many times as many as are needed, some are
+# taken evenly, since cells keep a distance; of very many positions fewer are tried.
+NEAREST, TRIED, MOST_TRIED = 10, 4, 100_000
 
 Positions = Float64[np.ndarray, "N D"]
 
@@ -31,23 +32,28 @@ def as_many(available: Float64[np.ndarray, "M D"], number: int, seed: int) -> Po
 
     Of more, some are taken evenly; fewer are filled up by positions between neighbours.
     """
-    order = halved_order(available)
     if number <= len(available):
-        return available[order[evenly(len(available), number)]]
-    rng = np.random.default_rng(seed)
+        return evenly_of(available, number)
     missing = number - len(available)
-    start = available[
-        order[
-            evenly(len(available), missing)
-            if missing <= len(available)
-            else np.arange(missing) % len(available)
-        ]
-    ]
+    tried = missing * max(min(TRIED, MOST_TRIED // missing), 1)
+    return np.concatenate([available, evenly_of(between(available, tried, seed), missing)])
+
+
+def evenly_of(position: Float64[np.ndarray, "M D"], number: int) -> Positions:
+    """Take so many positions, as dense everywhere as they are."""
+    return position[halved_order(position)[evenly(len(position), number)]]
+
+
+def between(available: Float64[np.ndarray, "M D"], number: int, seed: int) -> Positions:
+    """Draw positions in the triangles, or tetrahedra, of a position and its nearest others."""
+    rng = np.random.default_rng(seed)
+    start = halved_order(available)[evenly(len(available), number)]
     nearest = min(NEAREST, len(available) - 1)
-    near = cKDTree(available).query(start, k=range(2, nearest + 2))[1]
-    towards = available[near[np.arange(missing), rng.integers(nearest, size=missing)]]
-    share = rng.uniform(*SHARES, size=(missing, 1))
-    return np.concatenate([available, start + share * (towards - start)])
+    near = cKDTree(available).query(available[start], k=range(2, nearest + 2))[1]
+    chosen = np.argsort(rng.random(near.shape), axis=1)[:, : available.shape[1]]
+    corners = np.column_stack([start, np.take_along_axis(near, chosen, axis=1)])
+    share = rng.dirichlet(np.ones(corners.shape[1]), size=number)
+    return np.einsum("nc,ncd->nd", share, available[corners])
 
 
 def evenly(number: int, taken: int) -> Int64[np.ndarray, " M"]:

@@ -266,7 +266,15 @@ def centred(cells: InputCells, known: InputCells | None) -> tuple[InputCells, In
         return cells, known
     origin = cells.position.mean(0, dtype=np.float64)
     parts = [cells] if known is None or known.position is None else [cells, known]
-    moved = [replace(part, position=part.position - origin, origin=origin) for part in parts]
+    moved = [
+        replace(
+            part,
+            position=part.position - origin,
+            origin=origin,
+            anchors=None if part.anchors is None else part.anchors - origin,
+        )
+        for part in parts
+    ]
     return moved[0], moved[1] if len(moved) > 1 else known
 
 

@@ -14,14 +14,7 @@ from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import checkpoint_of
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import (
-    Blank,
-    InputCells,
-    blank_cells,
-    read_processed,
-    read_pt,
-    read_query,
-)
+from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.frame import (
     Landmarks,
@@ -33,12 +26,6 @@ from alphastomics.generation.generate import (
     modes_of,
     require_mode,
 )
-from alphastomics.generation.known_positions import (
-    anchors_of_cells,
-    anchors_of_column,
-    anchors_of_csv,
-    known_in_slice,
-)
 from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
@@ -49,12 +36,18 @@ from alphastomics.generation.output import (
     write_generated_pt,
 )
 from alphastomics.generation.predict import predict_cells, require_known
+from alphastomics.generation.sources import (
+    Known,
+    Surroundings,
+    given_positions,
+    read_cells,
+    with_known,
+)
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
 from alphastomics.io.spatialdata import require_store
 from alphastomics.io.vitessce import view_path
 from alphastomics.preprocessing.owned import require_not_read
-from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -81,38 +74,6 @@ def load_for_use(checkpoint: Path) -> tuple[AlphaSTomicsModule, list[str]]:
     module, genes = load_module(checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return module.to(device), genes
-
-
-def read_cells(
-    path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
-) -> InputCells:
-    """Read whatever the user gave, and say when its positions are in other units."""
-    cells = read_source(path, module, genes, config, split)
-    check_slices(cells, module)
-    return cells
-
-
-def check_slices(cells: InputCells, module: AlphaSTomicsModule) -> None:
-    """Warn of slices whose size is not that of the training slices."""
-    if cells.position is None:
-        return
-    for number, name in enumerate(cells.slice_names):
-        rows = cells.rows_of(number)
-        check_units(cells.position[rows], float(module.position_scale), name)
-
-
-def read_source(
-    path: Path, module: AlphaSTomicsModule, genes: list[str], config: Config, split: str
-) -> InputCells:
-    """Read a processed folder, tensors, or a file of cells."""
-    if is_processed(path) and config.data.preprocessing.format is None:
-        return read_processed(path, genes, split)
-    if path.suffix == ".pt":
-        return read_pt(path, len(genes))
-    if not path.exists():
-        hint = "" if path.suffix else "; run `alphastomics preprocess` first, or give --input_data"
-        raise InputError(f"{path}: no such file or folder, seen from the working folder{hint}")
-    return read_query(path, genes, module.normalization, config)
 
 
 def with_trained_sampling(config: Config, module: AlphaSTomicsModule) -> Config:
@@ -173,18 +134,16 @@ def sample(
     known = None if frame is None else read_frame(frame, module, genes, config)
     # Before the work: what cannot be copied is refused at once.
     original = None if target.suffix == ".pt" else read_original(input_data, config)
-    training = None
-    if TASKS[mode].reads_training_cells and anchors is None:
-        near = (Path(config.data.processed_data_dir), checkpoint)
-        training = training_cells(module, genes, near)
-    if anchors is not None:
-        around = Surroundings(input_data, module, genes, config)
-        cells, training = with_known(cells, anchors, mode, around)
-    say_what_counts(given or (), mode, config.sampling, input_data, module, cells)
+    around = Surroundings(input_data, module, genes, config)
+    cells, training, section = known_cells(cells, anchors, mode, around, checkpoint)
+    has_section = section is not None
+    used = given or (), mode, config.sampling, input_data, module, cells
+    say_what_counts(*used, has_section=has_section)
     cells, generated, frame_fits = predict_cells(
         *(module, cells, mode, config.sampling, config.seed.global_seed),
         known=training,
         frame=known,
+        section=section,
         scale=frame is not None and frame.scale,
         errors=read_errors(checkpoint),
         is_new=input_data is None,
@@ -194,6 +153,18 @@ def sample(
     else:
         write_generated(target, original, generated, cells, genes, mode, frame_fits)
     return summary_of(target, mode, cells)
+
+
+def known_cells(
+    cells: InputCells, anchors: str | None, mode: Mode, around: Surroundings, checkpoint: Path
+) -> Known:
+    """Read what is known beside the cells: anchors, a section, or training cells."""
+    if anchors is not None:
+        return with_known(cells, anchors, mode, around)
+    if not TASKS[mode].reads_training_cells:
+        return Known(cells)
+    near = (Path(around.config.data.processed_data_dir), checkpoint)
+    return Known(cells, around=training_cells(around.module, around.genes, near))
 
 
 def require_target(target: Path, *, overwrite: bool) -> None:
@@ -224,6 +195,8 @@ def say_what_counts(
     source: Path | None,
     module: AlphaSTomicsModule,
     cells: InputCells,
+    *,
+    has_section: bool,
 ) -> None:
     """Say which flags, and what of the input, are not used."""
     has_counts = module.average.count_model is not None
@@ -234,43 +207,8 @@ def say_what_counts(
     if cells.anchors is not None:
         number = int(np.isfinite(cells.anchors).all(1).sum())
         logger.info("%d of %d cells have a known position: anchors", number, len(cells.anchors))
-    elif TASKS[mode] is EXPR_TO_POS and settings.num_samples > 1:
+    elif TASKS[mode] is EXPR_TO_POS and settings.num_samples > 1 and not has_section:
         logger.warning("%s", UNCALIBRATED)
-
-
-class Surroundings(NamedTuple):
-    """What anchors are read with: the input, the model and its genes, the settings."""
-
-    source: Path | None
-    module: AlphaSTomicsModule
-    genes: list[str]
-    config: Config
-
-
-def with_known(
-    cells: InputCells, anchors: str, mode: Mode, around: Surroundings
-) -> tuple[InputCells, InputCells | None]:
-    """Take known cells from a file or a column: anchors, or cells around positions."""
-    path = Path(anchors)
-    if not TASKS[mode].is_conditional:
-        raise InputError(
-            "--anchors: new tissue has none; give --sample_mode expr_to_pos, or leave it out"
-        )
-    if not path.exists():
-        if TASKS[mode] is not EXPR_TO_POS:
-            raise InputError(f"--anchors {anchors}: {mode} takes a file of cells with positions")
-        original = read_original(around.source, around.config)
-        if original is None:
-            raise InputError(f"--anchors {anchors}: no such file")
-        return anchors_of_column(cells, original.obs, anchors), None
-    if path.suffix == ".csv" and TASKS[mode] is EXPR_TO_POS:
-        return anchors_of_csv(cells, path), None
-    known = read_cells(path, around.module, around.genes, around.config, "test")
-    if around.config.sampling.estimator == "sample" and TASKS[mode] is not EXPR_TO_POS:
-        logger.warning("--anchors: samples of expression do not see them: not used")
-    if TASKS[mode] is EXPR_TO_POS:
-        return anchors_of_cells(cells, known, str(path)), None
-    return cells, known_in_slice(cells, known, str(path))
 
 
 def mode_for(
@@ -360,11 +298,13 @@ def test(
     split: str,
     output: Path | None,
     modes: Collection[Mode] | None = None,  # noqa: PT028 - a command
+    anchors: str | None = None,  # noqa: PT028 - a command
     kept: dict[Mode, Generated] | None = None,  # noqa: PT028 - a command
 ) -> dict[str, Any]:
     """Score a checkpoint, in all modes that it can or in some, beside the baselines.
 
     The scores are written as JSON; `kept` is filled with what was generated, for the report.
+    `anchors` names cells that are given, or another section; the others are scored.
     """
     checkpoint = checkpoint_of(checkpoint)
     target = checkpoint.with_name(f"{checkpoint.stem}_scores.json") if output is None else output
@@ -373,6 +313,9 @@ def test(
     module, genes = load_for_use(checkpoint)
     config = with_trained_sampling(config, module)
     cells = read_cells(input_data, module, genes, config, split)
+    cells, section = given_positions(
+        cells, anchors, Surroundings(input_data, module, genes, config)
+    )
     near = (Path(config.data.processed_data_dir), checkpoint)
     known = cells_for_baselines(module, genes, input_data, near)
     settings, seed, what = config.sampling, config.seed.global_seed, scored_cells(input_data, split)
@@ -382,6 +325,7 @@ def test(
         modes=modes,
         kept=kept,
         says_time=True,
+        section=section,
     )
     write_text(target, json.dumps(scores, indent=2) + "\n")
     return {"output": str(target), **scores}

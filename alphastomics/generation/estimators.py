@@ -82,5 +82,6 @@ def mean_and_sample(
     estimate, sample = (arrays.generated_cells() for arrays in results)
     bounds = Envelope(low, high, estimate.expression_std, settings.num_samples)
     if TASKS[mode].reads_training_cells:
-        estimate = with_context(estimate, predict_from_context(module, cells, known, seed))
+        context = predict_from_context(module, cells, known, seed, settings.radius_level)
+        estimate = with_context(estimate, context)
     return MeanAndSample(estimate, sample, positions, bounds)

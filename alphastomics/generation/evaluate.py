@@ -22,7 +22,7 @@ from alphastomics.evaluation.calibration import (
     calibration,
     envelope,
 )
-from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
+from alphastomics.evaluation.methods import ASSIGNED, MODEL, MODEL_SAMPLE, WITHOUT_ANCHORS
 from alphastomics.evaluation.metric import NEIGHBOURS
 from alphastomics.evaluation.metrics_of_tissue import CALIBRATION_METRICS
 from alphastomics.evaluation.position import aligned
@@ -33,6 +33,7 @@ from alphastomics.evaluation.registry import (
     values_of,
 )
 from alphastomics.generation.ahead import Ahead
+from alphastomics.generation.anchors import without_std
 from alphastomics.generation.baselines import (
     TREE_CELLS,
     Predictor,
@@ -46,8 +47,18 @@ from alphastomics.generation.cells import (
     with_enough_cells,
 )
 from alphastomics.generation.estimators import MeanAndSample, mean_and_sample
+from alphastomics.generation.evaluate_anchored import (
+    anchored_positions,
+    free_rows,
+    interval_scores,
+    known_by_anchors,
+    radius_scores,
+    require_free_cells,
+    shape_scores,
+)
 from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.expected_time import say_expected_time
+from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated, generate
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS, Task, tasks_of
@@ -79,45 +90,46 @@ def evaluate(
     baselines: Ahead[dict[str, Predictor]] | None = None,
     says_time: bool = False,
     with_slow: bool = True,
+    section: Reference | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return {mode: {method: {metric: value}}} for the modes that can be scored against truth.
 
     Parameters
     ----------
-    module
-        The trained model, on the device to use.
+    module, settings, seed
+        The trained model, on the device to use, and how to sample.
     cells, known
         Cells with known truth, and training cells for the baselines.
-    settings, seed
-        How to sample.
-    tree_cells
-        Training cells that the slowest baselines are fitted to, at most.
-    what
-        What the scored cells are called in a refusal.
-    modes
-        The tasks to score; None: all that the checkpoint can.
+    what, modes
+        What the scored cells are called; the tasks to score, None for all that the model can.
     kept
         Filled with what was generated, where every slice was scored: the report shows it.
-    baselines
-        What `position_baselines_ahead` returned for these cells, where it was called.
+    tree_cells, baselines
+        Training cells that slow baselines are fitted to, at most; those that were begun before.
     says_time, with_slow
         Log what will be done and about how long it takes; compute the slow metrics, too.
+    section
+        Another section, whose cells are anchors. Baselines see anchors, and others are scored.
     """
     num_slices = len(cells.slice_names)
     cells = scorable(cells, what)
     tasks = requested_tasks(module, modes)
     warn_if_trained_on(cells, known)
+    require_free_cells(cells)
     cells, known = centred(cells, known)
+    by_anchors = known_by_anchors(cells, section)
     if says_time:
         say_expected_time(module, cells, known, settings, tasks)
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for task in tasks:
         if task is EXPR_TO_POS:
-            fit = partial(position_baselines, cells, known, seed, tree_cells)
-            others = fit if baselines is None else baselines.result
-            scored_task = score_positions(module, cells, settings, seed, others)
+            fit = partial(position_baselines, cells, by_anchors or known, seed, tree_cells)
+            others = baselines.result if baselines else fit
+            score = partial(score_anchored, section) if by_anchors else score_positions
+            scored_task = score(module, cells, settings, seed, others)
         elif task is POS_TO_EXPR:
-            scored_task = score_expression(module, cells, known, settings, seed)
+            near = known if cells.anchors is None else by_anchors  # of the very slice
+            scored_task = score_expression(module, cells, near, settings, seed)
         else:
             scored_task = score_tissue(module, cells, known, settings, seed, with_slow=with_slow)
         scores[task.name] = without_undefined(scored_task.table)
@@ -177,6 +189,31 @@ def score_positions(
     return ScoredTask(generated.by(settings.estimator), table)
 
 
+def score_anchored(
+    section: Reference | None,
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    settings: SamplingConfig,
+    seed: int,
+    baselines: Callable[[], dict[str, Predictor]],
+) -> ScoredTask:
+    """Score positions by anchors, assigned ones and those without, beside the baselines."""
+    mode = EXPR_TO_POS.name
+    estimate = generate(module, cells, mode, without_std(settings), seed, purpose="score")
+    anchored = anchored_positions(module, cells, section, estimate, settings, seed)
+    methods = {
+        MODEL: anchored.mean.position.__getitem__,
+        ASSIGNED: anchored.assigned.position.__getitem__,
+        WITHOUT_ANCHORS: estimate.position.__getitem__,
+        **baselines(),
+    }
+    table = scored(cells, methods, partial(position_scores_of, with_shape=True))
+    for name, generated in ((MODEL, anchored.mean), (ASSIGNED, anchored.assigned)):
+        score = partial(radius_scores, generated=generated, other_frame=section is not None)
+        table[name] |= over_slices(cells, partial(score, cells))
+    return ScoredTask(anchored.shown, table)
+
+
 def score_expression(
     module: AlphaSTomicsModule,
     cells: InputCells,
@@ -193,6 +230,8 @@ def score_expression(
     }
     table = scored(cells, methods, partial(value_scores, known=known, seed=seed))
     table[MODEL] |= over_slices(cells, lambda rows: value_calibration(cells, rows, generated))
+    estimate = generated.estimate
+    table[MODEL] |= over_slices(cells, lambda rows: interval_scores(cells, rows, estimate))
     return ScoredTask(generated.by(settings.estimator), table)
 
 
@@ -271,21 +310,26 @@ def scored(
 def over_slices(
     cells: InputCells, score: Callable[[np.ndarray], dict[str, float]]
 ) -> dict[str, float]:
-    """Average the scores of slices by their number of cells."""
+    """Average the scores of slices by their number of cells; anchors do not count."""
     totals: dict[str, float] = {}
-    for number in range(len(cells.slice_names)):
-        rows = cells.rows_of(number)
+    parts = [free_rows(cells, number) for number in range(len(cells.slice_names))]
+    number = sum(map(len, parts))
+    for rows in parts:
         for name, value in score(rows).items():
-            totals[name] = totals.get(name, 0.0) + value * len(rows) / len(cells.names)
+            totals[name] = totals.get(name, 0.0) + value * len(rows) / number
     return totals
 
 
-def position_scores_of(cells: InputCells, rows: np.ndarray, predicted: Any) -> dict[str, float]:
+def position_scores_of(
+    cells: InputCells, rows: np.ndarray, predicted: Any, *, with_shape: bool = False
+) -> dict[str, float]:
     """Score predicted positions of one slice, in the dimensions that it has."""
     assert cells.position is not None
     labels = None if cells.cell_type is None else cells.cell_type[rows]
     position = np.asarray(predicted, dtype=np.float32)[:, : cells.dims]
-    return position_scores(position, cells.position[rows, : cells.dims], labels)
+    true = cells.position[rows, : cells.dims]
+    scores = position_scores(position, true, labels)
+    return scores | (shape_scores(position, true) if with_shape else {})
 
 
 def value_scores(

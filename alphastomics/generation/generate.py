@@ -31,6 +31,7 @@ from alphastomics.generation.cells import (
     unit_of,
 )
 from alphastomics.generation.chunks import ChunkPlan, Seam
+from alphastomics.generation.intervals import ExpressionIntervals
 from alphastomics.generation.radii import Radii
 from alphastomics.generation.slices import (
     SliceSample,
@@ -58,7 +59,7 @@ class Generated:
     `seams` are those of slices that were too large for one set. `counts` are those that sampled
     expression stands for, where the model was trained on counts; `scaling` is what it is
     standardised by in each slice. `cell_type` names that of new cells, where types are known.
-    `radii` are how far off positions are, where that is calibrated.
+    `radii` are how far off positions are, and `intervals` expression, where that is calibrated.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -70,6 +71,7 @@ class Generated:
     scaling: Scaling | None = None
     cell_type: np.ndarray | None = None
     radii: Radii | None = None
+    intervals: ExpressionIntervals | None = None
 
 
 def modes_of(module: AlphaSTomicsModule) -> tuple[Mode, ...]:
@@ -106,14 +108,10 @@ def generate(
     ----------
     module
         The trained model, on the device to use.
-    cells
-        What is given.
-    mode
-        What is generated.
-    settings
-        Steps, solver, samples and estimator.
-    seed
-        Seed of the samples: the same one gives the same cells.
+    cells, mode
+        What is given, and what is generated.
+    settings, seed
+        Steps, solver, samples and estimator; the same seed gives the same cells.
     known
         Training cells: with `pos_to_expr`, the estimate at positions in their frame comes from
         those around.
@@ -146,7 +144,8 @@ def generate(
     if settings.estimator == "sample":
         result = with_drawn(result, samplers, cells, module.type_names)
     if task.reads_training_cells and settings.estimator == "mean":
-        result = with_context(result, predict_from_context(module, cells, known, seed))
+        context = predict_from_context(module, cells, known, seed, settings.radius_level)
+        result = with_context(result, context)
     return result
 
 
@@ -180,6 +179,7 @@ def with_context(generated: "Generated", context: ContextPrediction) -> "Generat
         generated,
         expression=np.where(context.covered, context.expression, generated.expression),
         expression_std=np.where(context.covered, context.std, generated.expression_std),
+        intervals=context.intervals,
     )
 
 
@@ -244,26 +244,24 @@ def report_seams(seams: list[Seam], mode: Mode) -> None:
 def as_tissue(
     cells: InputCells, generated: Generated, *, planar: bool = False
 ) -> tuple[InputCells, Generated]:
-    """Return cells that hold what was generated.
-
-    It is 2D where the model knows planar slices alone, or where every slice came out planar.
-    """
-    position = torch.from_numpy(generated.position).double()
+    """Return cells that hold what was generated: 2D where all slices are, or came out, planar."""
+    position = torch.from_numpy(generated.position).double().clone()
     rows = [torch.from_numpy(cells.rows_of(number)) for number in range(len(cells.slice_names))]
     planar = planar or all(is_planar(position[row]) for row in rows)
+    for row in rows if planar else ():
+        position[row] -= position[row].mean(0)
+        extent = position[row].square().mean(0).sqrt()
+        if extent[2] > PLANAR_SHARE * extent[:2].min():  # else its plane is that of x and y
+            position[row] = position[row] @ plane_of(position[row])
     if planar:
-        position = position.clone()
-        for row in rows:
-            position[row] = (position[row] - position[row].mean(0)) @ plane_of(position[row])
         position[:, 2] = 0
         generated = replace(generated, position=position.float().numpy())
-    dims = 2 if planar else 3
     return replace(
         cells,
         expression=generated.expression,
         position=generated.position,
         cell_type=generated.cell_type,
-        dims=dims,
+        dims=2 if planar else 3,
     ), generated
 
 

@@ -38,6 +38,13 @@ def anchors_of_cells(cells: InputCells, known: InputCells, source: str) -> Input
         for name, at in zip(known.names, position.tolist(), strict=True)
         if np.isfinite(at).all()
     }
+    shared = len(set(by_name) & set(cells.names))
+    if 0 < shared < len(by_name):
+        raise InputError(
+            f"{source}: {shared} of its {len(by_name)} cells with a position are cells of the "
+            "input by name, the others are not: leave the others out to take these as anchors, or "
+            "give all of them other names (obs_names) to take them as a reference section"
+        )
     return anchors_by_name(cells, by_name, known.dims, source)
 
 

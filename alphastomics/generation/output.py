@@ -34,6 +34,7 @@ POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY = (
     "generated_std",
     "generated_counts",
 )
+INTERVAL_KEYS = ("generated_low", "generated_high")
 ANCHOR_KEY = "position_is_anchor"
 STORE_SUFFIX = ".zarr"
 
@@ -43,6 +44,11 @@ UNCALIBRATED = (
     f"{STD_KEY} is not calibrated: it is far smaller than the true error, and no confidence "
     "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "
     "std_error_ratio)"
+)
+UNKNOWN_STD = f"{STD_KEY} is NaN: the reference section differs too much from the slices"
+OF_A_SECTION = (
+    f"{STD_KEY} is the error of cells of the reference section that were left out; it says nothing "
+    "of what differs between both sections"
 )
 
 
@@ -61,6 +67,10 @@ def write_generated_pt(
     }
     if generated.counts is not None:
         content["counts"] = torch.tensor(generated.counts)
+    if generated.intervals is not None:
+        low, high, level, by = generated.intervals
+        content |= {"expression_low": torch.tensor(low), "expression_high": torch.tensor(high)}
+        content |= {"interval_level": level, "interval_calibrated_by": by}
     if generated.radii is not None:
         content[generated.radii.key] = torch.tensor(generated.radii.radius)
         content["radius_calibrated_by"] = generated.radii.calibrated_by
@@ -138,6 +148,7 @@ def put_into(
     import pandas as pd
 
     task = TASKS[mode]
+    record = {"dims": cells.dims, **seam_table(generated), **frame_table(frame_fits)}
     if task.generates_position:
         data.obsm[POSITION_KEY] = generated.position[:, : cells.dims]
         if task.is_conditional:
@@ -147,9 +158,9 @@ def put_into(
         data.layers[LAYER_KEY] = widened(generated.expression, columns)
         if task.is_conditional:
             data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns)
+        record |= put_intervals(data, generated, columns)
         if generated.counts is not None:
             data.layers[COUNTS_KEY] = widened(generated.counts, columns)
-    record = {"dims": cells.dims, **seam_table(generated), **frame_table(frame_fits)}
     if task is EXPR_TO_POS:
         record |= put_radii(data, generated)
     before = data.uns.get("alphastomics", {})
@@ -169,7 +180,11 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
         del data.obs[column]
     radii = generated.radii
     record: dict[str, Any] = {"spatial_std_calibrated": True}
-    if radii is None or radii.anchored is None or np.isnan(radii.radius).any():
+    if np.isnan(generated.position_std[:, 0]).all():
+        record = {"spatial_std_calibrated": False, "spatial_std_note": UNKNOWN_STD}
+    elif radii is not None and radii.by_section:
+        record = {"spatial_std_calibrated": False, "spatial_std_note": OF_A_SECTION}
+    elif radii is None or radii.anchored is None or np.isnan(radii.radius).any():
         record = {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
     if radii is None:
         return record
@@ -177,6 +192,24 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
     if radii.anchored is not None:
         data.obs[ANCHOR_KEY] = radii.anchored
     return record | {"radius_level": radii.level, "radius_calibrated_by": radii.calibrated_by}
+
+
+def put_intervals(
+    data: Any, generated: Generated, columns: Int[np.ndarray, " V"]
+) -> dict[str, Any]:
+    """Write calibrated intervals as layers; return what a record says of them, nothing without.
+
+    Those of an earlier prediction leave.
+    """
+    for key in INTERVAL_KEYS:
+        if key in data.layers:
+            del data.layers[key]
+    intervals = generated.intervals
+    if intervals is None:
+        return {}
+    for key, values in zip(INTERVAL_KEYS, intervals[:2], strict=True):
+        data.layers[key] = widened(values, columns)
+    return {"interval_level": intervals.level, "interval_calibrated_by": intervals.calibrated_by}
 
 
 def is_radius_key(name: object) -> bool:

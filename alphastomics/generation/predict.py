@@ -13,12 +13,13 @@ import numpy as np
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import with_anchors
+from alphastomics.generation.anchors import all_anchored, with_anchors, without_std
 from alphastomics.generation.assignment import as_many, assigned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.left_out import LeftOutErrors, with_radii
+from alphastomics.generation.section import predict_beside_section
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -47,18 +48,27 @@ def require_known(cells: InputCells, mode: Mode) -> None:
 
 
 def require_placeable(
-    cells: InputCells, mode: Mode, settings: SamplingConfig, frame: Landmarks | Reference | None
+    cells: InputCells,
+    mode: Mode,
+    settings: SamplingConfig,
+    frame: Landmarks | Reference | None,
+    section: Reference | None,
 ) -> None:
     """Refuse two frames, and an assignment onto nothing."""
-    if cells.anchors is not None and frame is not None:
+    if (cells.anchors is not None or section is not None) and frame is not None:
         raise InputError(
             "--reference, --landmarks: the input has anchors, which are a frame; leave one out"
+        )
+    if cells.anchors is not None and section is not None:
+        raise InputError(
+            f"{section.source}: is another section than the input, which has cells of known "
+            "position itself: positions can lie in one frame only; leave one of both out"
         )
     if settings.estimator != "assigned":
         return
     if TASKS[mode] is not EXPR_TO_POS:
         raise InputError(f"--estimator assigned: is for positions, not for --sample_mode {mode}")
-    if cells.anchors is None and not isinstance(frame, Reference):
+    if cells.anchors is None and section is None and not isinstance(frame, Reference):
         raise InputError(
             "--estimator assigned: puts cells onto the positions of a section: name it with "
             "--reference, or give --anchors, whose outline and density are then taken"
@@ -74,6 +84,7 @@ def predict_cells(
     *,
     known: InputCells | None = None,
     frame: Landmarks | Reference | None = None,
+    section: Reference | None = None,
     scale: bool = False,
     errors: LeftOutErrors | None = None,
     is_new: bool = False,
@@ -86,6 +97,8 @@ def predict_cells(
         As `generate` has them.
     known
         Cells in the frame of positions that expression is predicted at.
+    section
+        Another section of the tissue, whose cells are anchors of all slices.
     frame, scale
         What is known of the frame that positions are returned in, and whether the tissue may grow
         or shrink onto it.
@@ -95,15 +108,19 @@ def predict_cells(
         Whether the cells are made from nothing: none has a name of its own.
     """
     require_known(cells, mode)
-    require_placeable(cells, mode, settings, frame)
+    require_placeable(cells, mode, settings, frame, section)
+    if section is not None:
+        return predict_in_section(module, cells, section, settings, seed)
     anchored = cells.anchors is not None
     moved = anchored or settings.estimator == "assigned"
     from_estimate = settings.model_copy(update={"estimator": "mean"}) if moved else settings
+    from_estimate = without_std(from_estimate) if all_anchored(cells) else from_estimate
     generated = generate(module, cells, mode, from_estimate, seed, known)
     if is_new:
         cells, generated = as_tissue(cells, generated, planar=module.planar)
     reflection = module.config.loss.reflection
     if anchored:
+        say_if_projected(module, cells)
         generated = with_anchors(cells, generated, settings, seed, reflection=reflection)
     elif TASKS[mode] is EXPR_TO_POS and settings.estimator != "sample":
         generated = with_radii(cells, generated, errors, settings.radius_level)
@@ -120,6 +137,30 @@ def predict_cells(
     return Predicted(cells, generated, frame_fits)
 
 
+def predict_in_section(
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    section: Reference,
+    settings: SamplingConfig,
+    seed: int,
+) -> Predicted:
+    """Predict positions in the frame of another section, or assign cells to its positions."""
+    say_if_projected(module, section.cells)
+    cells, generated = predict_beside_section(module, cells, section, settings, seed)
+    if settings.estimator == "assigned":
+        generated = put_onto(cells, generated, section, seed)
+    return Predicted(cells, generated, [])
+
+
+def say_if_projected(module: AlphaSTomicsModule, known: InputCells) -> None:
+    """Warn where positions of a volume are asked for by two coordinates."""
+    if known.dims == 2 and not module.planar:
+        logger.warning(
+            "anchors: have two coordinates, the model's tissue has three: predicted positions are "
+            "projected onto the anchors' plane; give x, y and z where the tissue is a volume"
+        )
+
+
 def scaled_radii(
     cells: InputCells, generated: Generated, frame_fits: Sequence[FrameFit]
 ) -> Generated:
@@ -127,10 +168,8 @@ def scaled_radii(
     if generated.radii is None:
         return generated
     scale = np.array([fit.transform.scale for fit in frame_fits])[cells.slice_id]
-    radii = generated.radii._replace(
-        radius=generated.radii.radius * scale,
-        calibrated_by=f"{generated.radii.calibrated_by}; without the error of the frame",
-    )
+    by = f"{generated.radii.calibrated_by}; without the error of the frame"
+    radii = generated.radii.changed(times=scale)._replace(calibrated_by=by)
     return replace(generated, radii=radii)
 
 
@@ -151,7 +190,7 @@ def put_onto(
     if radii is not None:
         # What holds about the estimate holds about another position within so much more.
         moved = np.linalg.norm(position - generated.position, axis=1)
-        radii = radii._replace(radius=radii.radius + moved)
+        radii = radii.changed(plus=moved)
     return replace(generated, position=position, radii=radii)
 
 

@@ -8,9 +8,12 @@ lies within scale times the quantile of their errors over scales, whatever the d
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float
 
 RADIUS_KEY = "position_radius_"
+SECTION = "another section"
+# Levels of a coverage curve.
+CURVE_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 ROUNDING = 1e-9  # 0.9 / (1 - 0.9) is a little more than 9
 
 
@@ -18,12 +21,24 @@ class Radii(NamedTuple):
     """Radii about predicted positions that hold the true ones of a share of the cells.
 
     NaN where nothing is known, 0 for anchors. `calibrated_by` says what they were found by.
+    `curve` has radii of other levels, for a report.
     """
 
     radius: Float[np.ndarray, " N"]
     level: float
     calibrated_by: str
     anchored: Bool[np.ndarray, " N"] | None = None
+    curve: Float[np.ndarray, "L N"] | None = None
+
+    def changed(self, times: float | np.ndarray = 1.0, plus: float | np.ndarray = 0.0) -> "Radii":
+        """Let radii grow or shrink with their cells' frame, or by how far cells were moved."""
+        curve = None if self.curve is None else self.curve * times + plus
+        return self._replace(radius=self.radius * times + plus, curve=curve)
+
+    @property
+    def by_section(self) -> bool:
+        """Whether left-out cells of another section calibrate them."""
+        return self.calibrated_by.startswith(SECTION)
 
     @property
     def key(self) -> str:
@@ -31,7 +46,7 @@ class Radii(NamedTuple):
         return f"{RADIUS_KEY}{100 * self.level:g}"
 
 
-def conformal_factor(errors: Float64[np.ndarray, " M"], level: float) -> float:
+def conformal_factor(errors: Float[np.ndarray, " M"], level: float) -> float:
     """Return the scales that hold a share of further cells: NaN where the cells are too few.
 
     `errors` are those of left-out cells over their scales, sorted: the ceil((M + 1) level)-th.

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Float64
 from scipy.spatial import cKDTree
 
 from alphastomics.generation.cells import InputCells, some_cells
+from alphastomics.generation.intervals import IntervalFit
 
 NEIGHBOURS = (3, 6, 12, 25, 50, 100, 200)
 # Scales whose principal components the ridge regression sees: near, middle and far.
@@ -42,14 +43,18 @@ class SpatialContext:
         whose own slice is left out, else to cells that are left out themselves.
     seed
         Seed of the choice of cells where there are very many.
+    level
+        Share of the cells that intervals hold.
 
     Attributes
     ----------
     std
         What the prediction leaves of each gene, (G): the error of left-out cells.
+    intervals
+        How far above and below a prediction true values lie.
     """
 
-    def __init__(self, cells: InputCells, *, across_slices: bool, seed: int) -> None:
+    def __init__(self, cells: InputCells, *, across_slices: bool, seed: int, level: float) -> None:
         rng = np.random.default_rng(seed)
         if len(cells) > MOST_CELLS:
             cells = some_cells(cells, np.sort(rng.permutation(len(cells))[:MOST_CELLS]))
@@ -70,8 +75,10 @@ class SpatialContext:
             self.ridge = _Ridge(features, target, counted, rng)
             columns = [*columns, self.ridge.cross_fitted]
         self.weights = stacking_weights(columns, target - self.usual, counted, self.usual)
-        left = target - self._combined(columns)
+        combined = self._combined(columns)
+        left = target - combined
         self.std = np.sqrt(_column_mean(left**2, counted))
+        self.intervals = IntervalFit(combined, left, counted, level, seed)
 
     def predict(self, position: Float[np.ndarray, "N D"]) -> Float64[np.ndarray, "N G"]:
         """Return the expected expression at each position."""

@@ -21,6 +21,7 @@ from alphastomics.generation.cells import (
     read_processed,
     some_cells,
 )
+from alphastomics.generation.intervals import ExpressionIntervals
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.spatial_context import SpatialContext
 from alphastomics.preprocessing.folder import DataFolder
@@ -28,6 +29,9 @@ from alphastomics.preprocessing.schema import METADATA_FILE
 
 logger = logging.getLogger(__name__)
 
+# What intervals of expression are calibrated by.
+SAME_SLICE = "known cells of the slice that were left out"
+OTHER_SLICES = "known slices that were left out"
 # Fewer known cells than this are no neighbourhood.
 LEAST_KNOWN = 20
 MISSING_CELLS = (
@@ -43,11 +47,12 @@ _fitted: WeakKeyDictionary[AlphaSTomicsModule, dict[tuple[object, ...], SpatialC
 
 
 class ContextPrediction(NamedTuple):
-    """Expected expression and its std, and which values (N, G) have one."""
+    """Expected expression, its std and intervals, and which values (N, G) have one."""
 
     expression: Float32[np.ndarray, "N G"]
     std: Float32[np.ndarray, "N G"]
     covered: Bool[np.ndarray, "N G"]
+    intervals: ExpressionIntervals | None = None
 
 
 def training_cells(
@@ -103,7 +108,11 @@ def cells_for_baselines(
 
 
 def predict_from_context(
-    module: AlphaSTomicsModule, cells: InputCells, known: InputCells | None, seed: int
+    module: AlphaSTomicsModule,
+    cells: InputCells,
+    known: InputCells | None,
+    seed: int,
+    level: float,
 ) -> ContextPrediction:
     """Predict expression at positions from the training cells around them, where there are any.
 
@@ -115,12 +124,14 @@ def predict_from_context(
         Positions to predict for.
     known
         Training cells.
-    seed
-        Seed of the choice of cells where there are very many.
+    seed, level
+        Seed of the choice of cells where there are very many; the share that intervals hold.
     """
     shape = cells.expression.shape
     values, std = (np.zeros(shape, np.float32) for _ in range(2))
     covered = np.zeros(shape, dtype=bool)
+    low, high = (np.full(shape, np.nan, np.float32) for _ in range(2))
+    sources = set()
     if known is None or known.position is None or cells.position is None:
         return ContextPrediction(values, std, covered)
     for number, name in enumerate(cells.slice_names):
@@ -143,13 +154,19 @@ def predict_from_context(
                 name,
             )
             continue
-        context = fitted_context(module, known, chosen, seed, across=across)
-        values[rows] = context.predict(position)
+        context = fitted_context(module, known, chosen, seed, level, across=across)
+        predicted = context.predict(position)
+        values[rows] = predicted
         std[rows] = context.std
         # Genes that no known cell measured are left to the network.
         there = known.measured[np.unique(known.slice_id[chosen])].any(0)
         covered[np.ix_(rows, there)] = True
-    return ContextPrediction(values, std, covered)
+        low[rows], high[rows] = context.intervals.about(predicted)
+        low[np.ix_(rows, ~there)] = high[np.ix_(rows, ~there)] = np.nan
+        sources.add(OTHER_SLICES if context.across else SAME_SLICE)
+    by = " and ".join(sorted(sources))
+    intervals = None if np.isnan(low).all() else ExpressionIntervals(low, high, level, by)
+    return ContextPrediction(values, std, covered, intervals)
 
 
 def at_height(
@@ -183,7 +200,13 @@ def known_around(name: str, known: InputCells) -> tuple[Bool[np.ndarray, " M"], 
 
 
 def fitted_context(
-    module: AlphaSTomicsModule, known: InputCells, chosen: np.ndarray, seed: int, *, across: bool
+    module: AlphaSTomicsModule,
+    known: InputCells,
+    chosen: np.ndarray,
+    seed: int,
+    level: float,
+    *,
+    across: bool,
 ) -> SpatialContext:
     """Fit a context to some of the training cells, or remember it."""
     slices = tuple(np.unique(known.slice_id[chosen]).tolist())
@@ -191,9 +214,9 @@ def fitted_context(
     # Scores move all positions to an origin of their own, and users give cells of theirs.
     parts = (known.expression, known.position, known.measured)
     digest = tuple(zlib.crc32(np.ascontiguousarray(part).data) for part in parts)
-    key = (slices, digest, across, seed)
+    key = (slices, digest, across, seed, level)
     contexts = _fitted.setdefault(module, {})
     if key not in contexts:
         around = some_cells(known, np.flatnonzero(chosen))
-        contexts[key] = SpatialContext(around, across_slices=across, seed=seed)
+        contexts[key] = SpatialContext(around, across_slices=across, seed=seed, level=level)
     return contexts[key]

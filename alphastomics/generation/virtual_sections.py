@@ -97,8 +97,10 @@ def sample_sections(
     cells = blank_sections(known, z_values, number, seed)
     require_mode(module, POS_TO_EXPR.name, cells)
     single = settings.model_copy(update={"estimator": "sample", "num_samples": 1})
-    sample = generate(module, cells, POS_TO_EXPR.name, single, seed, purpose="virtual section")
-    context = predict_from_context(module, cells, known, seed)
+    # Planar sections are fitted as such, in whatever dimensions they came.
+    planar = replace(cells, dims=2) if section_spacing(known)[1] == 0 else cells
+    sample = generate(module, planar, POS_TO_EXPR.name, single, seed, purpose="virtual section")
+    context = predict_from_context(module, cells, known, seed, settings.radius_level)
     mean, std = (np.where(context.covered, part, np.float32(np.nan)) for part in context[:2])
     return Sections(cells, sample, Generated(mean, std, sample.position, sample.position_std))
 

@@ -15,8 +15,11 @@ from alphastomics.diffusion_model.sample import DiffusionSampler, Known
 from alphastomics.evaluation.position import aligned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import largest_set
+from alphastomics.generation.evaluate_anchored import anchored_positions
+from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated, generate, modes_of
 from alphastomics.generation.left_out import LeftOutErrors, scales_of, with_radii
+from alphastomics.generation.radii import CURVE_LEVELS
 from alphastomics.geometry import best_rotation
 from alphastomics.report.diagnostics import look_inside
 from alphastomics.report.findings import (
@@ -33,7 +36,6 @@ PATH_CELLS, PATH_STEPS = 3000, 30
 # True cells that new ones are compared with: enough for every kind of cell.
 COMPARED_CELLS = 4000
 COMPONENTS = 30
-COVERAGE_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 def collect_findings(
@@ -56,10 +58,8 @@ def collect_findings(
     ----------
     module, genes
         The trained model and its genes.
-    cells
-        Cells whose positions are known.
-    settings, seed
-        How to sample.
+    cells, settings, seed
+        Cells whose positions are known, and how to sample.
     title, facts, scores, curves
         What was found before.
     generated
@@ -68,7 +68,7 @@ def collect_findings(
         What training found on held-out slices, which radii are calibrated by.
     """
     able, missing = modes_of(module), {}
-    positions = predicted = new = path = None
+    positions = predicted = new = path = held = None
     largest = max(range(len(cells.slice_names)), key=lambda number: len(cells.rows_of(number)))
     if EXPR_TO_POS.name in generated:
         positions = predicted_positions(generated[EXPR_TO_POS.name], cells, settings, errors)
@@ -77,6 +77,7 @@ def collect_findings(
             missing["std"] = "one sample only (sampling.num_samples): there is no std"
     if POS_TO_EXPR.name in generated:
         predicted = generated[POS_TO_EXPR.name].expression
+        held = held_values(generated[POS_TO_EXPR.name], cells)
     if JOINT.name in generated:
         new = new_tissue(generated[JOINT.name], cells, seed)
     absent = {"predicted_position": positions, "predicted": predicted, "new": new, "path": path}
@@ -92,9 +93,8 @@ def collect_findings(
     if scores is None:
         missing["scores"] = "nothing was scored"
     inside = look_inside(module, cells, cells.rows_of(largest), able[0], seed)
-    return Findings(
-        title, facts, cells, genes, positions, predicted, new, path, inside, scores, curves, missing
-    )
+    shown = positions, predicted, new, path, inside
+    return Findings(title, facts, cells, genes, *shown, scores, curves, missing, held=held)
 
 
 def generate_for_page(
@@ -106,15 +106,22 @@ def generate_for_page(
     *,
     modes: Collection[Mode] | None,
     generated: Mapping[Mode, Generated],
+    section: Reference | None = None,
 ) -> dict[Mode, Generated]:
     """Generate in the modes to show, or all that the checkpoint has, what is not there yet."""
     shown = [mode for mode in modes_of(module) if modes is None or mode in modes]
-    return {
+    results = {
         mode: generated[mode]
         if mode in generated
         else generate(module, cells, mode, settings, seed, known, purpose="report")
         for mode in shown
     }
+    mode = EXPR_TO_POS.name
+    if mode in shown and mode not in generated and (section or cells.anchors is not None):
+        estimate = results[mode]
+        by = anchored_positions(module, cells, section, estimate, settings, seed)
+        results[mode] = by.shown
+    return results
 
 
 def predicted_positions(
@@ -137,17 +144,36 @@ def predicted_positions(
         ).numpy()
     error = np.linalg.norm(position - cells.position, axis=1)
     std = np.linalg.norm(generated.position_std[:, :dims], axis=1)
-    radii, coverage = None, list[tuple[float, float]]()
-    if errors is not None and settings.estimator != "sample":
+    radii, curve = generated.radii, None if generated.radii is None else generated.radii.curve
+    if radii is None and errors is not None and settings.estimator != "sample":
         radii = with_radii(cells, generated, errors, settings.radius_level).radii
         scale = scales_of(cells, generated, errors)
-        coverage = [
-            (level, float(np.mean(error <= errors.factor(level) * scale)))
-            for level in COVERAGE_LEVELS
-        ]
+        curve = np.stack([errors.factor(level) * scale for level in CURVE_LEVELS])
+    free = np.ones(len(error), dtype=bool)
+    if cells.anchors is not None:
+        free = np.isnan(cells.anchors).any(1)
+    coverage: list[tuple[float, float]] = []
+    if curve is not None:
+        held = (error[free] <= curve[:, free]).mean(1)
+        coverage = list(zip(CURVE_LEVELS, held.tolist(), strict=True))
+    has_std = settings.num_samples > 1 or generated.radii is not None
     return PredictedPositions(
-        position, error, std if settings.num_samples > 1 else None, radii, tuple(coverage)
+        *(position, error, std if has_std else None, radii, tuple(coverage)),
+        free=free if cells.anchors is not None else None,
+        assigned=settings.estimator == "assigned" and generated.radii is not None,
     )
+
+
+def held_values(generated: Generated, cells: InputCells) -> tuple[float, float, str] | None:
+    """Return the share of true values that intervals promise to hold, and do; None without any."""
+    if generated.intervals is None:
+        return None
+    low, high = generated.intervals[:2]
+    counted = np.isfinite(low) & cells.measured[cells.slice_id]
+    if cells.anchors is not None:
+        counted &= np.isnan(cells.anchors).any(1)[:, None]
+    held = ((low <= cells.expression) & (cells.expression <= high))[counted].mean()
+    return generated.intervals.level, float(held), generated.intervals.calibrated_by
 
 
 def new_tissue(generated: Generated, cells: InputCells, seed: int) -> NewTissue:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from alphastomics.config import Config, Mode
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import (
@@ -18,16 +20,14 @@ from alphastomics.diffusion_model.run_folder import (
 )
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells, require_all_positions
-from alphastomics.generation.commands import (
-    load_for_use,
-    read_cells,
-    scored_cells,
-    with_trained_sampling,
-)
+from alphastomics.generation.commands import load_for_use, scored_cells, with_trained_sampling
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.evaluate_anchored import known_by_anchors
+from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed
+from alphastomics.generation.sources import Surroundings, given_positions, read_cells
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
 from alphastomics.report.collect import collect_findings, generate_for_page
@@ -43,6 +43,11 @@ logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
 DEFAULT_UNIT = "µm"
+ESTIMATES = {
+    "mean": "posterior means",
+    "sample": "one sample",
+    "assigned": "assigned: one position of the tissue for each cell",
+}
 NO_COLUMNS = (
     "report: a processed folder keeps the cell types alone; to colour cells by other columns of "
     "obs, give a slice as --input_data SLICE.h5ad"
@@ -67,6 +72,8 @@ class ReportRequest:
         Tasks to report on; None: all that the checkpoint can.
     generated
         What `test` has generated for these cells; what is not there is generated.
+    anchors
+        Cells that are given, or another section: a file, or a column of obs.
     """
 
     input_data: Path
@@ -76,6 +83,7 @@ class ReportRequest:
     unit: str = DEFAULT_UNIT
     modes: Collection[Mode] | None = None
     generated: Mapping[Mode, Generated] = field(default_factory=dict)
+    anchors: str | None = None
 
 
 def report(
@@ -109,16 +117,25 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
     config = with_trained_sampling(config, module)
     cells = read_cells(request.input_data, module, genes, config, request.split)
     require_all_positions(cells, request.input_data)
+    around = Surroundings(request.input_data, module, genes, config)
+    cells, section = given_positions(cells, request.anchors, around)
     settings, seed = config.sampling, config.seed.global_seed
     near = (Path(config.data.processed_data_dir), checkpoint)
     scores, generated = request.scores, dict(request.generated)
     if scores is None:
         known = cells_for_baselines(module, genes, request.input_data, near)
         what = scored_cells(request.input_data, request.split)
-        scores = evaluate(module, cells, known, settings, seed, what=what, kept=generated)
+        scores = evaluate(
+            module, cells, known, settings, seed, what=what, kept=generated, section=section
+        )
     training = training_cells(module, genes, near)
+    if cells.anchors is not None:
+        training = known_by_anchors(cells, None)
     generated = generate_for_page(
-        *(module, cells, settings, seed, training), modes=request.modes, generated=generated
+        *(module, cells, settings, seed, training),
+        modes=request.modes,
+        generated=generated,
+        section=section,
     )
     folder = run_of(checkpoint)
     findings = collect_findings(
@@ -128,7 +145,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
         settings,
         seed,
         title=checkpoint.stem if folder is None else folder.path.name,
-        facts=facts_of(module, genes, cells, config, checkpoint, request),
+        facts=facts_of(module, genes, cells, config, checkpoint, request, section),
         scores=scores,
         curves={} if folder is None else read_curves(folder.metrics),
         generated=generated,
@@ -166,11 +183,16 @@ def report_of_test(
     scored: dict[str, Any],
     modes: Collection[Mode] | None = None,
     generated: Mapping[Mode, Generated] = MappingProxyType({}),
+    anchors: str | None = None,
 ) -> Path:
     """Write the report beside the scores that `test` has just written, of the cells it made."""
     target = page_beside(Path(scored["output"]))
     request = ReportRequest(
-        input_data, split, scores=only_scores(scored), modes=modes, generated=generated
+        *(input_data, split),
+        scores=only_scores(scored),
+        modes=modes,
+        generated=generated,
+        anchors=anchors,
     )
     return write_report(config, checkpoint=checkpoint, request=request, target=target)
 
@@ -204,6 +226,16 @@ def only_scores(content: dict[str, Any]) -> Scores:
     return scores
 
 
+def known_facts(cells: InputCells, section: Reference | None) -> list[tuple[str, str]]:
+    """Say which positions were given, for the head of the page."""
+    if section is not None:
+        return [("Reference section", f"{section.source.name}, {len(section.cells.names):,} cells")]
+    if cells.anchors is None:
+        return []
+    number = int(np.isfinite(cells.anchors).all(1).sum())
+    return [("Anchors", f"{number:,} of {len(cells.names):,} cells: not scored")]
+
+
 def facts_of(
     module: AlphaSTomicsModule,
     genes: list[str],
@@ -211,6 +243,7 @@ def facts_of(
     config: Config,
     checkpoint: Path,
     request: ReportRequest,
+    section: Reference | None,
 ) -> list[tuple[str, str]]:
     """Say what was looked at, for the head of the page."""
     layer, size, sampling = module.config.layer, module.config.model, config.sampling
@@ -230,10 +263,8 @@ def facts_of(
             "Sampling",
             f"{sampling.num_steps} steps {sampling.sampler}, {sampling.num_samples} samples",
         ),
-        (
-            "Predicted positions are",
-            "one sample" if sampling.estimator == "sample" else "posterior means",
-        ),
+        ("Predicted positions are", ESTIMATES[sampling.estimator]),
+        *known_facts(cells, section),
         ("Checkpoint", checkpoint.name),
         ("Seed", str(config.seed.global_seed)),
         ("Made", date.today().isoformat()),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.radii import Radii
@@ -27,6 +27,10 @@ class PredictedPositions:
         Radii that hold the true position of a share of the cells, where they are calibrated.
     coverage
         The share that a level promises, and the share that its radii hold.
+    free
+        Cells that are no anchors, whose errors count; None: all.
+    assigned
+        Whether each cell has a position of its own.
     """
 
     position: Float[np.ndarray, "N 3"]
@@ -34,6 +38,8 @@ class PredictedPositions:
     std: Float32[np.ndarray, " N"] | None
     radii: Radii | None = None
     coverage: tuple[tuple[float, float], ...] = ()
+    free: Bool[np.ndarray, " N"] | None = None
+    assigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,8 @@ class Findings:
         Columns of `obs` that cells can be coloured by.
     unit
         Unit of the coordinates.
+    held
+        Share of true values that intervals of expression promise to hold, and do; by what.
     is_generated
         Whether the cells themselves were made: they are all that is shown.
     """
@@ -153,4 +161,5 @@ class Findings:
     missing: dict[str, str] = field(default_factory=dict)
     columns: list[ObsColumn] = field(default_factory=list)
     unit: str = "µm"
+    held: tuple[float, float, str] | None = None
     is_generated: bool = False

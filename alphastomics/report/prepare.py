@@ -279,18 +279,23 @@ def predicted_position_data(
     groups: Groups | None,
 ) -> dict[str, Any]:
     """Pack the predicted positions, their errors and their std."""
-    std = predicted.std
+    free = np.ones(len(predicted.error), dtype=bool) if predicted.free is None else predicted.free
+    error, std = predicted.error[free], None if predicted.std is None else predicted.std[free]
     compared = None
     if std is not None:
-        compared = calibration_curve(predicted.error, std, cells.dims, cells.slice_id)
+        compared = calibration_curve(error, std, cells.dims, cells.slice_id[free])
+    free_groups = None if groups is None else groups._replace(codes=groups.codes[free])
+    anchors = None if predicted.free is None else codes((~free[rows]).astype(np.int64))
     return {
         "position": packed_positions(predicted.position[rows]),
         "error": spanned(predicted.error[rows]),
-        "error_median": float(np.median(predicted.error)),
-        "std": None if std is None else spanned(std[rows]),
+        "error_median": float(np.median(error)),
+        "anchors": anchors,
+        "assigned": predicted.assigned,
+        "std": None if predicted.std is None else spanned(predicted.std[rows]),
         "calibration": compared,
         "radius": radius_data(predicted, rows),
-        "by_group": error_by_group(groups, predicted.error, std),
+        "by_group": error_by_group(free_groups, error, std),
     }
 
 
@@ -302,8 +307,18 @@ def radius_data(
     if radii is None or not np.isfinite(radii.radius).all():
         return None
     level, covered = zip(*predicted.coverage, strict=True)
-    calibrated = {"by": radii.calibrated_by, "level": level, "covered": covered}
-    return {"map": spanned(radii.radius[rows]), "share": radii.level, **calibrated}
+    free = slice(None) if predicted.free is None else predicted.free
+    radius = radii.radius[free]
+    return {
+        "map": spanned(radii.radius[rows]),
+        "share": radii.level,
+        "held": float(np.mean(predicted.error[free] <= radius)),
+        "median": float(np.median(radius)),
+        "by": radii.calibrated_by,
+        "by_section": radii.by_section,
+        "level": level,
+        "covered": covered,
+    }
 
 
 def cell_data(
@@ -369,6 +384,7 @@ def page_data(findings: Findings, seed: int, wanted: Sequence[str], limit: int) 
         ),
         "predicted_position": findings.predicted_position
         and predicted_position_data(findings.predicted_position, rows, cells, types),
+        "held": findings.held,
         "agreement": None
         if predicted is None
         else gene_agreement(findings, predicted, moran, seed),

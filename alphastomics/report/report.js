@@ -28,6 +28,7 @@ const byColumns = (panels) => data.columns.map((column) => ({
   label: column.name, group: "Columns of obs", ...(column.names ? { types: true, names: column.names } : { low: column.low, high: column.high, colours: VIRIDIS, unit: "" }),
   arrays: async () => Array(panels).fill(column.names ? await unpack(column.codes) : await geneShares(column.levels)),
 }));
+const byAnchors = () => (data.predicted_position.anchors ? [{ label: "Given or predicted", group: "Cells", types: true, names: ["predicted", "anchor"], arrays: async () => Array(2).fill(await unpack(data.predicted_position.anchors)) }] : []);
 const bySlice = () => ({ label: "One colour", group: "Cells", low: 0, high: 1, colours: ["#4477aa", "#4477aa"], arrays: async () => Array(2).fill(new Float32Array(data.shown)) });
 const cellsFirst = (arrays) => (data.types ? [byType(arrays)] : data.genes.length ? [] : [bySlice()]);
 
@@ -116,12 +117,13 @@ function showScores() {
 function showPositions() {
   const body = bodyOf("positions");
   if (!data.predicted_position) return absent(body, "Not shown", data.missing.predicted_position);
-  const panels = [{ title: "True tissue", position: data.position }, { title: "Predicted by the model", position: data.predicted_position.position }];
+  const panels = [{ title: "True tissue", position: data.position }, { title: data.predicted_position.assigned ? "Assigned: a position of the tissue for each cell" : "Predicted by the model", position: data.predicted_position.position, marked: data.predicted_position.anchors }];
+  if (data.predicted_position.anchors) body.append(element("p", { className: "note", id: "anchors", text: "Ringed cells on the right are anchors: their positions were given. All errors and scores are those of the other cells." }));
   const measures = [byValue("Error", data.predicted_position.error, 2, INFERNO, data.unit)];
   const { radius } = data.predicted_position;
   if (radius) measures.push(byValue(radiusTitle(radius), radius.map, 2, VIRIDIS, data.unit));
   else if (data.predicted_position.std) measures.push(byValue("Std of the samples", data.predicted_position.std, 2, VIRIDIS, data.unit));
-  tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byColumns(2), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
+  tissues(body, { panels, choices: [...cellsFirst(typeArrays(data.type, data.type)), ...(data.types ? measures : []), ...byColumns(2), ...byAnchors(), ...byGenes("true", "true"), ...(data.types ? [] : measures)] });
 }
 
 function showPath() {
@@ -132,6 +134,13 @@ function showPath() {
 
 function radiusTitle(radius) {
   return `Radius that holds ${shortNumber(100 * radius.share)} % of the cells`;
+}
+
+/** What a biologist must know before taking a radius for an error bar. */
+function radiusLimits({ by, by_section: bySection }) {
+  if (bySection) return "They are as large as errors within that section: what differs between both sections makes cells lie further off.";
+  if (by === "anchors") return "They hold where the anchors are a random part of the slice; anchors of one region say nothing of the others.";
+  return "They hold for slices like those; on slices of another animal or technique cells may be further off.";
 }
 
 function showErrors() {
@@ -149,7 +158,7 @@ function showErrors() {
   const points = (x, y, words) => ({ x, y, mode: "lines+markers", marker: { size: 7, color: cssColour("--accent") }, line: { color: cssColour("--accent"), width: 2 }, hovertemplate: words });
   const share = (title) => axis(title, { range: [0, 1], tickformat: ".0%" });
   if (radius) {
-    body.append(element("p", { className: "note", id: "calibrated", text: `Radii are calibrated (${radius.by}). They hold for slices like those; on slices of another animal or technique cells may be further off.` }));
+    body.append(element("p", { className: "note", id: "calibrated", text: `Of 100 cells, the radius promises to hold ${shortNumber(100 * radius.share)}, and holds ${Math.round(100 * radius.held)} here: so many lie within it about their predicted position. Half of the radii are below ${withUnit(radius.median)}. Radii are calibrated by ${radius.by}. ${radiusLimits(radius)}` }));
     const row = body.appendChild(element("div", { className: "row" }));
     return chart(row, 300, () => ({
       traces: [line([0, 1], [0, 1]), points(radius.level, radius.covered, "promised %{x:.0%}<br>held %{y:.0%}<extra></extra>")],
@@ -188,6 +197,10 @@ function showErrorsByGroup(body) {
 function showPredicted() {
   const body = bodyOf("predicted");
   if (!data.agreement) return absent(body, "Not shown", data.missing.predicted);
+  if (data.held) {
+    const [promised, held, by] = data.held;
+    body.append(element("p", { className: "note", id: "intervals", text: `Each predicted value has an interval that promises to hold the true one for ${shortNumber(100 * promised)} of 100 cells; here it holds ${Math.round(100 * held)}. Intervals are calibrated by ${by}.` }));
+  }
   const panels = [{ title: "Measured", position: data.position }, { title: "Predicted from positions", position: data.position }];
   const state = { stretch: false };
   const choices = byGenes("true", "predicted").map((choice) => ({ ...choice, arrays: async () => {

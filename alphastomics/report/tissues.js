@@ -4,7 +4,7 @@
 /**
  * One or two tissues beside one another, zoomed and rotated together.
  *
- * panels: [{title, position}], of packed coordinates; choices: [{label, group, types | low, high, colours, arrays}],
+ * panels: [{title, position, marked}], of packed coordinates and 1 for cells to ring in the plane; choices: [{label, group, types | low, high, colours, arrays}],
  * where arrays() promises one array a panel; cells: what is shown of a cell under the pointer;
  * stretched: whether the colours of a panel are no values of the scale.
  */
@@ -96,6 +96,7 @@ class Tissues {
     const rows = await this.rows();
     const arrays = await this.choice.arrays();
     const positions = await Promise.all(this.panels.map((panel) => this.coordinates(panel, rows)));
+    this.rings = await Promise.all(this.panels.map(async ({ marked }) => (marked ? picked(await unpack(marked), rows) : null)));
     if (ticket !== this.ticket) return;
     this.drawn = { rows, positions, arrays };
     const pick = (values) => picked(values, rows);
@@ -117,7 +118,8 @@ class Tissues {
     const chosen = this.choice.types && highlight !== null ? values.map((code) => (Math.round(code) === highlight ? code : -1)) : values;
     const size = Math.min(9, Math.max(1.6, 0.62 * Math.sqrt((150000 * (this.panels.length === 1 ? 1.2 : 1)) / (values.length * (this.slice < 0 ? 2 : 1)))));
     const marker = {
-      color: chosen, size: planar ? size : Math.max(1.5, size * 0.62), opacity: values.length > 30000 ? 0.8 : 0.92, line: { width: 0 },
+      color: chosen, size: planar ? size : Math.max(1.5, size * 0.62), opacity: values.length > 30000 ? 0.8 : 0.92,
+      line: planar && this.rings[index] ? { color: cssColour("--ink"), width: Array.from(this.rings[index], (mark) => (mark > 0.5 ? 1.2 : 0)) } : { width: 0 },
       ...(this.choice.types ? { colorscale: typeScale(types.length), cmin: -1.5, cmax: types.length - 0.5 } : { colorscale: valueScale(this.scaleOf(index).colours), cmin: -1, cmax: 1 }),
     };
     const common = { mode: "markers", x: position.x, y: position.y, marker, hoverinfo: "none" };

@@ -19,7 +19,7 @@ from alphastomics.attn_model.accounting import (
     total_parameters,
 )
 from alphastomics.attn_model.inspection import gate_moments
-from alphastomics.attn_model.model import Prediction
+from alphastomics.attn_model.prediction import Prediction
 from alphastomics.config import Config
 from alphastomics.diffusion_model.loss import Cells, Entries
 from alphastomics.diffusion_model.masking import draw_masks

@@ -38,6 +38,23 @@ def test_a_column_a_table_an_anndata_and_nan_name_the_same_anchors(
     assert "known" in data.obs
 
 
+def test_other_cells_are_a_reference_section_whose_frame_positions_are_in(model, slices):
+    query, section = slices
+    query.obs_names = [f"a_{name}" for name in query.obs_names]
+    section.obs_names = [f"b_{name}" for name in section.obs_names]
+    section.obs["slice_id"] = "another"
+    section.obsm["spatial"] = np.asarray(section.obsm["spatial"]) + 1e4
+    position = model.predict_positions(query, anchors=section)
+    centre = np.asarray(section.obsm["spatial"]).mean(0)
+    assert np.abs(position.mean(0) - centre).max() < np.ptp(section.obsm["spatial"], axis=0).max()
+    assert "position_is_anchor" not in query.obs
+    assigned = model.predict_positions(query, anchors=section, estimator="assigned")
+    there = {tuple(at) for at in np.asarray(section.obsm["spatial"], np.float64).tolist()}
+    assert {tuple(at) for at in assigned.tolist()} == there
+    with pytest.raises(InputError, match="give one of both"):
+        model.predict_positions(query, anchors=section, reference=section)
+
+
 def test_a_level_names_its_column(model, slices, known):
     data = slices[0]
     data.obs["known"] = known

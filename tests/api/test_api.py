@@ -152,7 +152,7 @@ def written(adata: anndata.AnnData, folder: Path) -> Path:
     return folder / "cells.h5ad"
 
 
-@pytest.mark.parametrize("mode", ["encoder", "transformer", "all_layers"])
+@pytest.mark.parametrize("mode", ["auto", "latent", "encoder", "transformer", "all_layers"])
 def test_embeddings_are_those_of_extract(mode, by_commands, model, slices, slice_files, tmp_path):
     words = ["--checkpoint", checkpoint(by_commands), "--config", by_commands / "config.yaml"]
     words += ["--input_data", slice_files / "slice_0.h5ad", "--output", tmp_path / "e.h5ad"]
@@ -175,7 +175,7 @@ def test_an_embedding_of_dissociated_cells_is_of_expression_alone(model, slices)
     assert alone.shape == predicted.shape
     assert np.isfinite(alone).all()
     assert not np.array_equal(alone, predicted)
-    with pytest.raises(InputError, match="expected one of: encoder, transformer, all_layers"):
+    with pytest.raises(InputError, match="one of: auto, latent, niche, encoder, transformer, all"):
         model.get_latent_representation(slices[1], mode="decoder")
 
 

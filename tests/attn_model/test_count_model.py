@@ -3,12 +3,14 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
 from alphastomics.attn_model.count_model import (
     CountModel,
     Decoded,
+    draw_counts,
     negative_binomial_loss,
     value_loss,
 )
@@ -87,3 +89,28 @@ def test_denoising_by_itself_leaves_clean_latents_and_expects_nothing_of_noise()
     torch.testing.assert_close(
         model.denoise(noisy, torch.ones(2)), torch.zeros(2, 3, 4), atol=1e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize(("rate", "dispersion"), [(0.05, 0.4), (1.5, 2.0), (8.0, 0.3), (60.0, 5.0)])
+def test_counts_are_negative_binomial(rate, dispersion):
+    number = 40_000
+    random = np.random.default_rng(0)
+    drawn = draw_counts(np.full((number, 2), rate), np.full(2, dispersion), random)
+    chance = stats.nbinom(dispersion, dispersion / (dispersion + rate))
+    assert np.isclose(drawn.mean(), chance.mean(), rtol=0.06)
+    most = int(chance.ppf(0.995))
+    expected = np.append(chance.pmf(np.arange(most)), chance.sf(most - 1))
+    observed = np.bincount(np.minimum(drawn.ravel(), most), minlength=most + 1)
+    together = expected * drawn.size >= 5
+    statistic = (
+        (observed - expected * drawn.size)[together] ** 2 / (expected * drawn.size)[together]
+    ).sum()
+    assert statistic < stats.chi2(together.sum()).ppf(0.9999)
+
+
+def test_counts_of_any_rate_end():
+    rate = np.array([[1e-12, 1e-3, 19.9, 20.0, 1e6]])
+    for dispersion in (np.exp(-6), 1.0, np.exp(6)):
+        drawn = draw_counts(rate.repeat(2000, 0), np.full(5, dispersion), np.random.default_rng(1))
+        assert (drawn >= 0).all()
+        assert drawn[:, 0].sum() == 0

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from alphastomics.attn_model.position_head import PositionHead
-from alphastomics.diffusion_model.position_fit import RegressionCells, fit_ensemble, targets
+from alphastomics.diffusion_model.position_fit import (
+    POWER,
+    SOFT_SQUARE,
+    RegressionCells,
+    fit_ensemble,
+    robust_loss,
+    targets,
+)
 from alphastomics.preprocessing.cell_table import CellTable
 
 CELLS, GENES = 600, 8
@@ -66,3 +73,23 @@ def test_targets_are_centred_rotated_and_to_scale_by_hand():
     mixed = targets(table, rotation, 2.0, mixed=True)
     assert mixed.tolist() == [[-3.5, -1, 0], [-1.5, 0, 0], [-1.5, -1, 0], [-3.5, 2, 0]]
     assert np.array_equal(table.position, before)
+
+
+def test_the_loss_by_hand():
+    expected = torch.tensor([[0.0, 0, 0], [3, 4, 0]])
+    by_hand = ((SOFT_SQUARE) ** POWER + (25 + SOFT_SQUARE) ** POWER) / 2
+    loss = robust_loss(expected, torch.zeros(2, 3))
+    torch.testing.assert_close(loss, torch.tensor(by_hand))
+
+
+def test_cells_of_two_regions_are_expected_in_the_larger_one_not_between():
+    torch.manual_seed(0)
+    position = torch.zeros(CELLS, 3)
+    position[:, 0] = torch.where(torch.arange(CELLS) < 0.7 * CELLS, 1.0, -1.0)
+    ensemble = PositionHead(GENES, 2 * GENES).own
+    constant = torch.zeros(CELLS, GENES)
+    fit_ensemble(ensemble, RegressionCells(constant, constant, position), 300, advance)
+    ensemble.eval()
+    expected = ensemble(constant[None, :1], None).mean(0)[0]
+    # Least squares would say 0.4.
+    assert 0.8 < expected[0] < 1.2

@@ -196,7 +196,10 @@ def test_what_follows_from_given_expression_is_computed_once_for_several_samples
     calls = []
 
     class Counting:
-        def __call__(self, expression, position, diffusion_time, node_mask, *, gene_mask, bonus):
+        def __call__(
+            self, expression, position, diffusion_time, node_mask, *, gene_mask, bonus, **other
+        ):
+            assert other == {"reads_expression": False}
             return Prediction(expression, position * 0 + bonus)
 
         def prepare(self, expression, diffusion_time, node_mask, *, gene_mask, is_given):
@@ -214,22 +217,36 @@ def test_what_follows_from_given_expression_is_computed_once_for_several_samples
     assert calls == [1, 1]
 
 
+@pytest.mark.parametrize("num_latents", [0, 4])
 @pytest.mark.parametrize("mode", ["joint", "pos_to_expr", "expr_to_pos"])
-def test_what_is_prepared_once_gives_the_cells_of_a_network_that_computes_it_in_each_call(mode):
+def test_what_is_prepared_once_gives_the_cells_of_a_network_that_computes_it_in_each_call(
+    mode, num_latents
+):
     torch.manual_seed(3)
     model = Model(
-        12, expects_positions=True, d_model=16, n_heads=2, n_layers=1, smoothing_rounds=2
+        12,
+        expects_positions=True,
+        num_latents=num_latents,
+        d_model=16,
+        n_heads=2,
+        n_layers=1,
+        smoothing_rounds=2,
     ).eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # what starts at zero would hide a difference
+            weight.add_(0.1 * torch.randn(weight.shape))
 
-    def unprepared(*cells, gene_mask):  # a plain function has no `prepare`
-        return model(*cells, gene_mask=gene_mask)
+    def unprepared(*cells, **known):  # a plain function has no `prepare`
+        return model(*cells, **known)
 
     cells = torch.randn(2, 40, 12), torch.randn(2, 40, 3), torch.ones(2, 40, dtype=torch.bool)
-    once, every = (
-        DiffusionSampler(network, NOISE, position_scale=1.0).sample(
-            *cells, mode, num_steps=3, generator=torch.Generator().manual_seed(1)
+    results = []
+    for network in (model, unprepared):
+        sampler = DiffusionSampler(network, NOISE, position_scale=1.0)
+        sampler.counts = model.count_model
+        results.append(
+            sampler.sample(*cells, mode, num_steps=3, generator=torch.Generator().manual_seed(1))
         )
-        for network in (model, unprepared)
-    )
+    once, every = results
     for fast, naive in zip(once, every, strict=True):
         assert torch.equal(fast, naive)

@@ -60,6 +60,7 @@ def write_cells(folder: Path) -> None:
     last = anndata.read_h5ad(slices[-1])
     last.write_h5ad(folder / "slice.h5ad")
     last.write_h5ad(folder / "positions.h5ad")
+    last[:, 5:].copy().write_h5ad(folder / "panel.h5ad")
     tissue = anndata.concat([anndata.read_h5ad(path) for path in slices[:2]])
     tissue.obs["section"] = tissue.obs["slice_id"]
     tissue.write_h5ad(folder / "tissue.h5ad")

@@ -12,9 +12,10 @@ import pytest
 
 from alphastomics.config import SamplingConfig
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import anchored_slice, with_anchors
+from alphastomics.generation.anchors import anchored_slice, left_out_prior, with_anchors
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import frame_of, sample
+from alphastomics.generation.frame import KnownPositions, fitted
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.known_positions import anchors_of_table
 from alphastomics.generation.radii import conformal_factor, least_cells
@@ -330,3 +331,19 @@ def test_what_does_not_fit_is_one_clear_line(workspace, query, tmp_path, change,
         placed(workspace, change(query), tmp_path, **options)
     assert words in str(refusal.value)
     assert not (tmp_path / "placed.h5ad").exists()
+
+
+def test_an_anchor_that_is_left_out_does_not_fix_its_own_frame(tissue):
+    _, true, estimate = tissue
+    rows, where = np.arange(8), {"dims": 2, "scale": True, "reflection": True, "where": "here"}
+    left = []
+    for far in (0.0, 1e4):
+        at = true[rows].copy()
+        at[3] += [far, -far, 0]
+        fit = fitted(estimate[rows], KnownPositions(rows, at), **where)
+        left.append(left_out_prior(estimate[rows], at, fit, 2, reflection=True))
+    np.testing.assert_allclose(left[0][3], left[1][3])
+    assert np.abs(left[0][4] - left[1][4]).max() > 100
+    others = rows[rows != 3]
+    naive = fitted(estimate[others], KnownPositions(others, true[others]), **where)
+    np.testing.assert_allclose(left[0][3], naive.apply(estimate[3:4])[0])

@@ -57,6 +57,16 @@ def test_as_many_positions_as_cells_fill_the_same_outline(rng, number):
         np.testing.assert_array_equal(made[:100], ring)
 
 
+@pytest.mark.parametrize("number", [1300, 1500, 5000])
+def test_new_positions_are_as_dense_everywhere_as_those_that_are_there(rng, number):
+    square = rng.uniform(size=(1000, 2))
+    square[:, 0] **= 2  # denser on the left
+    made = as_many(square, number, 0)[1000:]
+    for axis, end in ((0, 0.25), (1, 0.5)):
+        there = (square[:, axis] < end).mean()
+        assert (made[:, axis] < end).mean() == pytest.approx(there, abs=0.05)
+
+
 def test_few_of_many_positions_are_taken_evenly():
     line = np.stack([np.arange(100.0), np.zeros(100)], 1)
     assert sorted(as_many(line, 10, 0)[:, 0]) == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]

@@ -48,7 +48,7 @@ def query_of(known: InputCells, number: int) -> InputCells:
 def test_a_planar_query_lies_at_the_height_of_its_slice(number, z_spacing):
     known = slices_with_gradients(z_spacing)
     query = query_of(known, number)
-    found = predict_from_context(small_module(), query, known, seed=0)
+    found = predict_from_context(small_module(), query, known, seed=0, level=0.9)
     assert found.covered.all()
     assert np.corrcoef(found.expression[:, 0], query.expression[:, 0])[0, 1] > 0.95
 
@@ -60,6 +60,6 @@ def test_a_context_is_not_remembered_for_cells_that_were_moved():
         cells = [
             replace(part, position=part.position + shift) for part in (known, query_of(known, 0))
         ]
-        found = predict_from_context(module, cells[1], cells[0], seed=0)
+        found = predict_from_context(module, cells[1], cells[0], seed=0, level=0.9)
         expected = found.expression if expected is None else expected
         np.testing.assert_allclose(found.expression, expected, atol=1e-4)

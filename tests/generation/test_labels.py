@@ -74,7 +74,7 @@ def test_the_command_writes_types_beside_what_the_query_has(workspace: Path, tmp
     np.testing.assert_allclose(made.obs["cell_type_probability"], chance.max(1), atol=1e-6)
     assert (
         made.obs["cell_type_pred"].astype(str) == query.obs["cell_type"].astype(str)
-    ).mean() > 0.5
+    ).mean() > 0.25  # of 14 types
 
 
 def test_genes_are_not_asked_for_with_labels(workspace: Path, capsys):

@@ -9,8 +9,8 @@ import torch
 from alphastomics import AlphaSTomics
 from alphastomics.attn_model.count_model import STYLES
 from alphastomics.config import SamplingConfig
-from alphastomics.generation.cells import BARE_POSITIONS, InputCells, centred
-from alphastomics.generation.generate import generate
+from alphastomics.generation.cells import BARE_POSITIONS, Blank, InputCells, blank_cells, centred
+from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.niches import frame_of_slice, style_of
 from tests.test_generated_counts import QUICK, two_programs
 
@@ -103,3 +103,14 @@ def test_types_come_back_with_a_saved_model(model, tmp_path):
     assert list(again.generate(20, seed=2).obs["cell_type"]) == list(
         model.generate(20, seed=2).obs["cell_type"]
     )
+
+
+def test_planar_tissue_in_the_plane_of_x_and_y_keeps_its_orientation():
+    random = np.random.default_rng(0)
+    position = random.normal(size=(200, 3)) * [1.0, 3.0, 0.01]
+    cells, zeros = blank_cells(Blank(200), 3, dims=3), np.zeros((200, 3), np.float32)
+    generated = Generated(zeros, zeros, position.astype(np.float32), zeros)
+    filled = as_tissue(cells, generated, planar=True)[0]
+    expected = position - position.mean(0)
+    np.testing.assert_allclose(filled.position[:, :2], expected[:, :2], atol=1e-5)
+    assert not filled.position[:, 2].any()

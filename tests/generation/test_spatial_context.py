@@ -84,7 +84,7 @@ def test_a_column_that_is_the_truth_gets_all_the_weight():
 def test_a_known_cell_never_speaks_for_itself():
     rng = np.random.default_rng(0)
     position, expression = on_a_plane(60, rng), rng.normal(size=(60, 3)).astype(np.float32)
-    context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
+    context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0, level=0.9)
     means = context._means(position, context.cells)
     changed = expression.copy()
     changed[7] += 1000
@@ -103,7 +103,9 @@ def test_across_slices_a_cell_is_predicted_without_its_whole_slice():
     rng = np.random.default_rng(0)
     position, expression = on_a_plane(90, rng), rng.normal(size=(90, 3)).astype(np.float32)
     of_slice = np.arange(90) % 3
-    context = SpatialContext(cells_of(position, expression, of_slice), across_slices=True, seed=0)
+    context = SpatialContext(
+        cells_of(position, expression, of_slice), across_slices=True, seed=0, level=0.9
+    )
     every = np.arange(90)
     left = context._left_out_means(every)
     for number in range(3):
@@ -133,7 +135,7 @@ def test_on_a_smooth_field_with_noise_it_beats_the_mean_of_the_best_k(noise):
     truth = smooth_field(np.vstack([position, asked]), rng)
     expression = truth + noise * rng.normal(size=truth.shape)
     known, target = expression[:1200].astype(np.float32), expression[1200:]
-    context = SpatialContext(cells_of(position, known), across_slices=False, seed=0)
+    context = SpatialContext(cells_of(position, known), across_slices=False, seed=0, level=0.9)
     means = [
         spatial_knn_mean(asked, position, known, np.ones((1, 20), bool), k=k).numpy()
         for k in (3, 5, 6, 10, 12, 20, 25, 50, 100, 200)
@@ -160,7 +162,7 @@ def r_by_gene(values: np.ndarray, target: np.ndarray) -> float:
 def test_expression_that_does_not_depend_on_position_is_predicted_by_nearly_its_mean():
     rng = np.random.default_rng(0)
     position, expression = on_a_plane(600, rng), rng.normal(3, 1, (600, 4))
-    context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
+    context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0, level=0.9)
     result = context.predict(on_a_plane(50, rng))
     # The mean of the six nearest alone would be off by 0.4.
     assert np.sqrt(((result - expression.mean(0)) ** 2).mean()) < 0.2
@@ -170,5 +172,5 @@ def test_expression_that_does_not_depend_on_position_is_predicted_by_nearly_its_
 def test_few_known_cells_are_enough(number):
     rng = np.random.default_rng(0)
     position, expression = on_a_plane(number, rng), rng.normal(size=(number, 3))
-    context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0)
+    context = SpatialContext(cells_of(position, expression), across_slices=False, seed=0, level=0.9)
     assert np.isfinite(context.predict(on_a_plane(9, rng))).all()

@@ -120,15 +120,31 @@ def test_a_model_without_a_frame_or_without_its_cells_is_refused():
         blank_sections(known, [5.0, 5.0], None, seed=0)
 
 
-@pytest.fixture(scope="module")
-def model() -> AlphaSTomics:
-    """A model of two sections at z 0 and 10, whose genes say left from right."""
+def trained(*, dims: int) -> AlphaSTomics:
+    """Train on two sections at z 0 and 10, whose genes say left from right."""
     sections = [two_programs(seed=seed, cells=cells) for seed, cells in ((0, 400), (1, 300))]
     for number, data in enumerate(sections):
         data.obs["slice_id"] = f"section_{number}"
         data.obs["cell_type"] = np.where(data.obsm["spatial"][:, 0] > 50, "right", "left")
+        z = np.full((data.n_obs, dims - 2), 10.0 * number)
+        data.obsm["spatial"] = np.hstack([data.obsm["spatial"], z])
     settings = {**QUICK, "data": {"preprocessing": {"cell_type_key": "cell_type"}}}
     return AlphaSTomics(sections, settings, seed=0, common_frame=True).train()
+
+
+@pytest.fixture(scope="module")
+def model() -> AlphaSTomics:
+    return trained(dims=2)
+
+
+def test_planar_sections_with_a_z_of_their_own_make_the_same_kind_of_section():
+    data = trained(dims=3).virtual_section(5.0, seed=1)
+    assert data.obsm["spatial"].shape == (350, 3)
+    assert (data.obsm["spatial"][:, 2] == 5).all()
+    assert "spatial3d" not in data.obsm
+    left = data.obsm["spatial"][:, 0] < 50
+    first = np.asarray(data[:, [f"g{number}" for number in range(8)]].X)
+    assert first[left].mean() > 2 * first[~left].mean()
 
 
 def test_a_virtual_section_has_counts_types_and_the_posterior_mean(model):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alphastomics.generation.radii import Radii
 from alphastomics.report.page import render
 from alphastomics.report.prepare import page_data
 from tests.report.tissue import EVIL, make_cells, make_findings
@@ -276,6 +277,39 @@ def test_a_volume_is_shown_in_space_and_few_cells_are_shown_of_many(browser, tmp
             == "scatter3d"
         )
         assert colours(opened.picture(f"#{section} .plot")) > 20
+    assert opened.said == []
+    opened.page.close()
+
+
+def test_anchors_are_ringed_and_radii_are_explained_in_words(browser, tmp_path: Path):
+    cells = make_cells(120, slices=1)
+    free = np.arange(120) % 10 > 0
+    radius = np.where(free, 40.0, 0)
+    shown = make_findings(cells).predicted_position
+    anchored = replace(
+        shown,
+        error=np.where(free, shown.error, 0),
+        radii=Radii(radius, 0.9, "anchors", ~free),
+        coverage=((0.5, 0.4), (0.9, 0.8)),
+        free=free,
+        assigned=True,
+    )
+    findings = make_findings(cells, predicted_position=anchored, held=(0.9, 0.88, "cells"))
+    opened = open_page(browser, write(tmp_path, findings))
+    opened.look_at("positions")
+    widths = opened.page.evaluate(
+        "Array.from(document.querySelector('#positions .plot').data[1].marker.line.width)"
+    )
+    np.testing.assert_array_equal(np.array(widths) > 0, ~free)
+    assert "Assigned" in opened.page.text_content("#positions .panel-titles")
+    assert "Ringed cells on the right are anchors" in opened.page.text_content("#anchors")
+    opened.page.select_option("#positions select.colour", label="Given or predicted")
+    opened.page.wait_for_selector("#positions .chip >> text=anchor")
+    words = opened.page.text_content("#calibrated")
+    held = round(100 * (anchored.error <= radius)[free].mean())
+    assert f"the radius promises to hold 90, and holds {held} here" in words
+    assert "anchors of one region say nothing of the others" in words
+    assert "here it holds 88" in opened.page.text_content("#intervals")
     assert opened.said == []
     opened.page.close()
 

@@ -325,3 +325,61 @@ def test_nearest_rows_and_the_rotation_onto_them_undo_a_permutation_and_a_rotati
     turn = torch.linalg.qr(torch.from_numpy(random.normal(size=(2, 2))))[0].numpy()
     moved = ((true[order] - 3) @ turn).astype(np.float32)
     np.testing.assert_allclose(brought_onto(moved, true[order], true), true[order], atol=1e-3)
+
+
+def test_anchors_are_given_and_all_others_are_scored_and_shown(home: Path, tmp_path: Path):
+    cells = anndata.read_h5ad(home / "h5/slice_1.h5ad")
+    cells.obs["known"] = np.isin(np.arange(90), np.random.default_rng(0).permutation(90)[:40])
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    checkpoint = best_checkpoint(RunFolder(home / "joint"))
+    common = [
+        *("--checkpoint", checkpoint, "--input_data", tmp_path / "cells.h5ad", *QUICK),
+        *("--modes", "expr_to_pos", "pos_to_expr", "--data_dir", home / "processed"),
+    ]
+
+    def test(name: str, *more: str) -> tuple[dict, dict]:
+        target = tmp_path / f"{name}.json"
+        assert main([str(part) for part in ["test", *common, "--output", target, *more]]) == 0
+        return json.loads(target.read_text()), data_of(tmp_path / f"{name}.html")
+
+    scores, page = test("anchors", "--anchors", "known", "--estimator", "assigned")
+    placing = scores["expr_to_pos"]
+    ours, assigned, alone = (
+        placing[name]
+        for name in ("alphastomics", "alphastomics, assigned", "alphastomics without anchors")
+    )
+    # Where 40 of 90 cells are known, an untrained model is not worth much beside them.
+    assert ours["spearman_mean"] > alone["spearman_mean"]
+    assert {"outline_overlap", "spacing_distance", "interval_coverage"} <= set(assigned)
+    assert scores["pos_to_expr"]["alphastomics"]["interval_coverage_expected"] == 0.9
+    shown = page["predicted_position"]
+    assert shown["assigned"]
+    assert shown["anchors"]
+    assert shown["radius"]["by"] == "anchors"
+    assert 0.6 <= shown["radius"]["held"] <= 1
+    assert ["Anchors", "40 of 90 cells: not scored"] in page["facts"]
+    assert page["held"][0] == 0.9
+
+    section = anndata.read_h5ad(home / "h5/slice_0.h5ad")
+    section.obs_names = [f"other_{name}" for name in section.obs_names]
+    section.obs["slice_id"] = "another"
+    section.write_h5ad(tmp_path / "section.h5ad")
+    scores, page = test("section", "--anchors", str(tmp_path / "section.h5ad"))
+    assert set(placing) == set(scores["expr_to_pos"])
+    shown = page["predicted_position"]
+    assert shown["anchors"] is None
+    assert shown["radius"]["by_section"]
+    assert not shown["assigned"]
+
+
+def test_anchors_that_leave_too_few_cells_to_score_are_refused(home, tmp_path, capsys):
+    cells = anndata.read_h5ad(home / "h5/slice_1.h5ad")
+    cells.obs["known"] = np.arange(90) < 85
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    arguments = ["test", "--checkpoint", best_checkpoint(RunFolder(home / "joint"))]
+    arguments += ["--input_data", tmp_path / "cells.h5ad", "--anchors", "known"]
+    words = refusal([*arguments, "--output", tmp_path / "scores.json"], capsys)
+    assert "has 5 cell(s) that are no anchors" in words
+    arguments = [*arguments[:-2], "--estimator", "assigned"]
+    words = refusal([*arguments, "--output", tmp_path / "scores.json"], capsys)
+    assert "--estimator assigned: puts cells onto the positions of a section" in words

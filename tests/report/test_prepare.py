@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from alphastomics.errors import InputError
 from alphastomics.evaluation.calibration import Envelope
 from alphastomics.evaluation.calibration import calibration as evaluation_calibration
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
+from alphastomics.generation.radii import Radii
 from alphastomics.report import prepare
 from alphastomics.report.curves import CURVE_POINTS, curve_data
 from alphastomics.report.findings import Curve
@@ -195,6 +197,30 @@ def test_errors_are_summed_up_by_group_the_worst_first():
     assert result[0] == {"name": "b", "cells": 2, "error": 6.0, "std": 4.0}
     assert result[1]["error"] == 2.0
     assert error_by_group(None, error, None) is None
+
+
+def test_errors_of_anchors_do_not_count_and_radii_say_what_they_hold():
+    cells = make_cells(100, 1)
+    findings = make_findings(cells)
+    free = np.arange(100) >= 40
+    error = np.where(free, np.arange(100.0), 0)
+    radius = np.where(free, 89.5, 0)
+    position = replace(
+        findings.predicted_position,
+        error=error,
+        radii=Radii(radius, 0.9, "anchors", ~free),
+        coverage=((0.5, 0.4), (0.9, 0.8)),
+        free=free,
+    )
+    data = page_data(replace(findings, predicted_position=position), 0, (), 1000)
+    shown = data["predicted_position"]
+    assert shown["error_median"] == np.median(error[free])
+    assert sum(group["cells"] for group in shown["by_group"]) == 60
+    assert shown["radius"]["held"] == pytest.approx(50 / 60)
+    assert shown["radius"]["median"] == 89.5
+    assert not shown["radius"]["by_section"]
+    assert shown["anchors"] is not None
+    assert not shown["assigned"]
 
 
 def test_columns_of_obs_become_colours(tmp_path):

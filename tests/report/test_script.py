@@ -87,7 +87,7 @@ def test_calibrated_radii_stand_where_the_std_would(tmp_path):
     page = shown(replace(findings, predicted_position=predicted), tmp_path)
     text = page["text"]["errors"]
     assert "Radius that holds 90 % of the cells (µm)" in text
-    assert "Radii are calibrated (held out: slice b)" in text
+    assert "Radii are calibrated by held out: slice b." in text
     assert "is not calibrated" not in text
     assert "Std of the samples" not in text
     assert "Radius that holds 90 % of the cells" in page["options"]
