@@ -78,10 +78,10 @@ def extract_h5ad(config: Config, request: ExtractRequest) -> dict[str, Any]:
     trained = module.config
     batch_size = (config if "batch_size" in request.given else trained).training.batch_size
     set_size = trained.data.loading.set_size or batch_size
-    log_mode(config.extract.mode, mode)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows = Path(scratch) / "rows"
         shape = embed_h5ad_cells(module, genes, path, config, mode, set_size, rows)
+        log_mode(config.extract.mode, mode)
         options = SourceOptions.of(config.data.preprocessing)
         require_space(output.parent, rows.stat().st_size + size_of(options, path))
         with replacing(output) as partial:

@@ -370,7 +370,7 @@ class Deviation:
 
 def seam_between(sampler: SliceSampler, plan: ChunkPlan, average: AveragedSample) -> Seam | None:
     """Return the seam of a slice that was sampled in chunks; NaN where its anchors were given."""
-    if len(plan.parts) == 1:
+    if len(plan.parts) == 1 or (sampler.task.is_conditional and not average.seams):  # no chunks
         return None
     sizes = len(plan.parts), len(plan.anchors)
     if not average.seams:
