@@ -229,7 +229,7 @@ def left_out_prior(
             scale=True,
             reflection=reflection,
             where="anchors",
-        ).apply(estimate[row])
+        ).apply(estimate[row][None])[0]
     return moved
 
 

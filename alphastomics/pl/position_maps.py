@@ -63,7 +63,7 @@ def positions(
         for panel, (kind, position) in zip(row, kinds.items(), strict=True):
             points = plot_cells(panel, position[rows], of_slice)
             titled(panel, name, kind)
-        explain(row, points, of_slice)
+        explain(list(row), points, of_slice)
     return axes
 
 
@@ -101,7 +101,7 @@ def uncertainty(
     for row, (name, rows) in zip(axes, parts.items(), strict=True):
         points = plot_cells(row[0], shown[rows], values.of(rows), cmap="magma_r")
         titled(row[0], name, "predicted positions")
-        explain(row[:1], points, values)
+        explain([row[0]], points, values)
         if true is not None:
             counted = rows[known(true[rows]) & ~anchored(adata, pred_key)[rows]]
             error = np.linalg.norm(shown[counted] - true[counted], axis=1)

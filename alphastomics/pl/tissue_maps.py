@@ -49,7 +49,7 @@ def tissue(
         of_slice = None if values is None else values.of(rows)
         points = plot_cells(panel, position[rows], of_slice, ends=shared_ends(values))
         titled(panel, name)
-    explain(axes, points, values)
+    explain(list(axes), points, values)
     return axes
 
 

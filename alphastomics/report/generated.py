@@ -33,10 +33,13 @@ def read_virtual(path: Path) -> "AnnData | None":
 
     if not h5py.is_hdf5(path):
         return None
-    with h5py.File(path, "r", locking="best-effort") as file:
-        mode: Any = file.get("uns/alphastomics/mode")
-        if mode is None or mode[()] != MODE.encode():
-            return None
+    try:
+        with h5py.File(path, "r", locking="best-effort") as file:
+            mode: Any = file.get("uns/alphastomics/mode")
+            if mode is None or mode[()] != MODE.encode():
+                return None
+    except OSError:  # damaged: said by the reader of cells, as for any other file
+        return None
     return read_whole(path)
 
 

@@ -47,7 +47,7 @@ def resampled(split: Split, seed: int) -> Generated:
     assert known.position is not None
     expression, position = np.empty_like(cells.expression), np.zeros((len(cells.slice_id), 3))
     sources = np.array([known.slice_names.index(name) for name in cells.slice_names])
-    for number, known_number in enumerate(sources):
+    for number, known_number in enumerate(sources.tolist()):
         rows, source = cells.rows_of(number), known.rows_of(known_number)
         at = known.position[source]
         distance, near = cKDTree(at).query(at, k=NEIGHBOURS + 1)

@@ -115,7 +115,8 @@ def test_no_nan_leaves(command, tiny: Tiny, door, work, monkeypatch):
         return found._replace(expression=found.expression * torch.nan)
 
     monkeypatch.setattr(Model, "forward", broken)
-    more = ("--sample_mode", "pos_to_expr") if command == "sample" else ()
+    hidden = ("--extract_mode", "transformer")
+    more = ("--sample_mode", "pos_to_expr") if command == "sample" else hidden
     given = ("--input_data", tiny.slice, "--output", "made.h5ad")
     refused(door(command, *model(tiny), *given, *more), "not finite")
 

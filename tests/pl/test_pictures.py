@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.sparse import csr_array
 
 import alphastomics
 from alphastomics import pl
@@ -105,7 +106,7 @@ def test_quantities_share_their_scale_over_slices(cells):
 
 def test_genes_are_plotted_measured_and_predicted_with_their_correlation(cells):
     counts = cells.X.toarray()
-    cells.layers["generated"] = 2.0 * log_normalized(cells.X.tocsr()).toarray() - 1
+    cells.layers["generated"] = 2.0 * log_normalized(csr_array(cells.X)).toarray() - 1
     cells.layers["generated"][:, 2] = np.nan
     axes = pl.genes(cells, ["g1", "g2"], slice_key=None)
     total = counts.sum(axis=1, keepdims=True)
