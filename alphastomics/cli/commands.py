@@ -98,12 +98,22 @@ def unused_by_train(call: Call) -> list[str]:
     ]
 
 
+def require_processed(folder: Path) -> None:
+    """Refuse a folder of training cells that is none: it would not be used."""
+    from alphastomics.generation.notices import is_processed
+
+    if not is_processed(folder):
+        raise InputError(f"--data_dir {folder}: is no processed folder; name that of the training")
+
+
 def sample(call: Call) -> str:
     """Generate cells; print where they are."""
     from alphastomics.generation.commands import blank_of, frame_of
     from alphastomics.generation.commands import sample as run_sample
 
     arguments = call.arguments
+    if "data_dir" in call.given:
+        require_processed(Path(call.config.data.processed_data_dir))
     seed(call)
     if call.config.sampling.mode in (IMPUTE, LABEL):
         return json.dumps(annotated(call), indent=2)

@@ -86,7 +86,7 @@ def asked_genes(
             hint = f"did you mean {meant}? " if meant else ""
             raise InputError(
                 f"--genes: {shown(strange)}: not among the {len(genes)} genes of the model and the "
-                f"reference; {hint}A --reference of cells that measured them adds genes"
+                f"reference; {hint}a --reference of cells that measured them adds genes"
             )
         asked = np.array([number[name] for name in names], dtype=np.int64)
         unknown = [genes[i] for i in asked if not available[i] and not measured[:, i].all()]

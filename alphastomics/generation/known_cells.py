@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Training cells, or cells of a reference, that are looked at.
 MOST_CELLS = 50_000
+# Where nobody named a column of cell types.
+USUAL_TYPE_KEY = "cell_type"
 # Fewer genes in common say little.
 LEAST_SHARED = 10
 
@@ -114,9 +116,8 @@ def gather(
     every = [*genes, *extra]
     if is_file:
         require_file_of_cells(query.path)
-        cells = read_query(
-            query.path, every, module.normalization, query.config, checks_genes=False
-        )
+        untyped = with_type_key(query.config, None)  # its types are what is asked for
+        cells = read_query(query.path, every, module.normalization, untyped, checks_genes=False)
     elif query.path.suffix == ".pt":
         cells = read_pt(query.path, len(genes))
     else:
@@ -125,9 +126,14 @@ def gather(
     known = training_cells(module, genes, near)
     if known is not None:
         parts.append(gene_cells(known, len(every), some_rows(known)))
+    asked = gene_cells(cells, len(every))
     if reference is not None:
         parts.append(read_reference(module, every, reference))
-    asked = gene_cells(cells, len(every))
+        if not (parts[-1].measured.any(0) & asked.measured.any(0)).any():
+            raise InputError(
+                f"{reference.path}: shares no gene with the input: name its genes as the input "
+                "does, in var_names"
+            )
     log_normalized = (module.normalization or DEFAULT_NORMALIZATION)["log_normalize"]
     is_log = bool(log_normalized) and all(
         part.values.min(initial=0) >= 0 for part in (asked, *parts)
@@ -148,15 +154,28 @@ def some_rows(cells: InputCells) -> np.ndarray:
     return np.sort(np.random.default_rng(0).permutation(len(cells.slice_id))[:MOST_CELLS])
 
 
+def with_type_key(config: Config, key: str | None) -> Config:
+    """Return settings that read cell types from another column, or none."""
+    reading = config.data.preprocessing.model_copy(update={"cell_type_key": key})
+    data = config.data.model_copy(update={"preprocessing": reading})
+    return config.model_copy(update={"data": data})
+
+
 def read_reference(module: AlphaSTomicsModule, genes: list[str], source: Source) -> GeneCells:
     """Read the cells of a reference; their types, where they stand where those of training did."""
     options = source.config.data.preprocessing
-    key = options.cell_type_key or module.config.data.preprocessing.cell_type_key
-    if key not in contents_of(source).columns:
+    columns = contents_of(source).columns
+    named = options.cell_type_key or module.config.data.preprocessing.cell_type_key
+    key: str | None = named or USUAL_TYPE_KEY
+    if key not in columns:
+        if module.type_names:
+            logger.warning(
+                "%s: has no column obs[%r]: its cells say nothing of types; name the column with "
+                "data.preprocessing.cell_type_key",
+                *(source.path, key),
+            )
         key = None
-    reading = options.model_copy(update={"cell_type_key": key})
-    data = source.config.data.model_copy(update={"preprocessing": reading})
-    config = source.config.model_copy(update={"data": data})
+    config = with_type_key(source.config, key)
     cells = read_query(source.path, genes, module.normalization, config, checks_genes=False)
     # Whatever its slices are called, they are none of the query's.
     names = [f"reference: {name}" for name in cells.slice_names]

@@ -54,7 +54,12 @@ def require_placeable(
     frame: Landmarks | Reference | None,
     section: Reference | None,
 ) -> None:
-    """Refuse two frames, and an assignment onto nothing."""
+    """Refuse cells of which nothing is asked, two frames, and an assignment onto nothing."""
+    if cells.anchors is not None and np.isfinite(cells.anchors).all():
+        raise InputError(
+            "anchors: nothing to predict: every cell of the input has a known position; give the "
+            "cells whose position you want, too"
+        )
     if (cells.anchors is not None or section is not None) and frame is not None:
         raise InputError(
             "--reference, --landmarks: the input has anchors, which are a frame; leave one out"

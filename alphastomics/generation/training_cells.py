@@ -82,6 +82,7 @@ def training_cells(
         metadata = DataFolder(where).metadata()
         if metadata.training_digest == module.training_digest and metadata.genes == genes:
             return read_processed(where, genes, split)
+        logger.info("%s: is not the processed folder of this training: not used", where)
     return None
 
 

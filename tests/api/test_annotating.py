@@ -72,6 +72,21 @@ def test_the_types_of_a_reference_count(model, slices):
     assert "new type" in slices[0].uns["cell_type_probabilities"]["names"]
 
 
+def test_a_reference_without_a_column_of_types_is_pointed_out(model, slices, caplog):
+    reference = slices[1].copy()
+    del reference.obs["cell_type"]
+    model.predict_labels(slices[0], reference=reference)
+    assert "its cells say nothing of types" in caplog.text
+
+
+def test_a_reference_without_a_gene_of_the_query_is_refused(model, slices):
+    reference = slices[1].copy()
+    reference.var_names = [f"other_{number}" for number in range(reference.n_vars)]
+    for verb in (model.impute, model.predict_labels):
+        with pytest.raises(InputError, match="shares no gene with the input|none of the"):
+            verb(slices[0][:, 4:].copy(), reference=reference)
+
+
 def test_mistakes_are_named(model, slices):
     for arguments, words in (
         ({"genes": "Gene1"}, "expected a list"),

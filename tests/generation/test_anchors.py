@@ -18,6 +18,7 @@ from alphastomics.generation.commands import frame_of, sample
 from alphastomics.generation.frame import KnownPositions, fitted
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.known_positions import anchors_of_table
+from alphastomics.generation.predict import require_placeable
 from alphastomics.generation.radii import conformal_factor, least_cells
 from tests.generation.conftest import QUICK, SETTINGS, checkpoint
 
@@ -347,3 +348,10 @@ def test_an_anchor_that_is_left_out_does_not_fix_its_own_frame(tissue):
     others = rows[rows != 3]
     naive = fitted(estimate[others], KnownPositions(others, true[others]), **where)
     np.testing.assert_allclose(left[0][3], naive.apply(estimate[3:4])[0])
+
+
+def test_a_query_of_anchors_alone_has_nothing_to_predict(tissue):
+    cells, true, _ = tissue
+    everything = replace(cells, anchors=true)
+    with pytest.raises(InputError, match="nothing to predict"):
+        require_placeable(everything, "expr_to_pos", SamplingConfig(), None, None)

@@ -215,6 +215,7 @@ def test_the_genes_that_are_asked_for_are_those_that_come(workspace, panel, tmp_
         (["--output", "made.pt"], "ends in .h5ad"),
         (["--anchors", "known.csv"], "does not count with --sample_mode impute"),
         (["--reference", "nowhere.h5ad"], "no such file"),
+        (["--data_dir", "nowhere"], "is no processed folder"),
     ],
 )
 def test_what_cannot_be_imputed_is_refused_in_one_line(
