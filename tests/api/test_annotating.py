@@ -83,7 +83,7 @@ def test_a_reference_without_a_gene_of_the_query_is_refused(model, slices):
     reference = slices[1].copy()
     reference.var_names = [f"other_{number}" for number in range(reference.n_vars)]
     for verb in (model.impute, model.predict_labels):
-        with pytest.raises(InputError, match="shares no gene with the input|none of the"):
+        with pytest.raises(InputError, match=r"shares no gene with the input|none of the"):
             verb(slices[0][:, 4:].copy(), reference=reference)
 
 
