@@ -174,7 +174,15 @@ def run(folder: Path, name: str, seed: int) -> dict[str, Any]:
     chosen = SETS[name]
     train, test = slices_of(folder, chosen, seed, hidden=False)
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
-    model = AlphaSTomics(train, seed=seed, **settings).train()
+    return scores_with_anchors(
+        AlphaSTomics(train, seed=seed, **settings).train(), train, test, seed
+    )
+
+
+def scores_with_anchors(
+    model: AlphaSTomics, train: list[Any], test: list[Any], seed: int
+) -> dict[str, Any]:
+    """Score every test slice of a trained model by all shares."""
     result: dict[str, Any] = {}
     for number, data in enumerate(test):
         cells = model._cells(data, model.config)

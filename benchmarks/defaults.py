@@ -9,7 +9,8 @@ random fifth of its cells. Every (set, seed) is a process of its own; rows are s
 Regressors take as long as the training and no GPU: `--part model` leaves them out (the verdict's
 too, which change no model), `--part baselines` trains the model for one update and keeps the
 baselines alone. `--hidden` hides a fifth of each training slice and scores new tissue beside it,
-with every figure of realism.
+with every figure of realism. `--anchors` adds what `benchmarks/anchors.py` measures, by the same
+trained models.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def slices_of(
 
 
 def run_one(
-    folder: Path, name: str, seed: int, part: str, *, hidden: bool = False
+    folder: Path, name: str, seed: int, part: str, *, hidden: bool, anchors: bool
 ) -> dict[str, Any]:
     """Train with nothing set, score all tasks on the test slices."""
     chosen = SETS[name]
@@ -134,6 +135,10 @@ def run_one(
             }
             for mode, methods in scores.items()
         }
+    if anchors and chosen["test"]:
+        from benchmarks.anchors import scores_with_anchors  # which takes the sets from here
+
+        result["anchors"] = scores_with_anchors(model, train, test, seed)
     return result
 
 
@@ -157,6 +162,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 command = [sys.executable, __file__, str(arguments.data), "--one", name]
                 command += ["--seeds", str(seed), "--json", str(target), "--part", arguments.part]
                 command += ["--hidden"] if arguments.hidden else []
+                command += ["--anchors"] if arguments.anchors else []
                 running.append((name, seed, target, subprocess.Popen(command)))
             for item in [item for item in running if item[3].poll() is not None]:
                 running.remove(item)
@@ -236,13 +242,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--part", choices=("all", "model", "baselines"), default="all")
     parser.add_argument("--hidden", action="store_true", help="hide a fifth of training slices")
+    parser.add_argument("--anchors", action="store_true", help="score with anchors, too")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     if arguments.one:
         chosen = arguments.data, arguments.one, arguments.seeds[0], arguments.part
-        result = run_one(*chosen, hidden=arguments.hidden)
+        result = run_one(*chosen, hidden=arguments.hidden, anchors=arguments.anchors)
         arguments.json.write_text(json.dumps(result))
         return
     print(table(run_all(arguments)))

@@ -18,6 +18,8 @@ POWER_ITERATIONS = 8
 LARGEST_BLOCK = 2**25
 SMALLEST_DEVIATION = 1e-6
 CELLS_PER_NEIGHBOUR, LEAST_NEIGHBOURS = 20, 3
+# Of the bilateral mean: widths below it divide by almost 0.
+SMALLEST_WIDTH = 1e-6
 
 
 def principal_components(values: Float[Tensor, "*B N G"], count: int) -> Float[Tensor, "*B N C"]:
@@ -54,6 +56,25 @@ def neighbour_mean(
     return total / cells.shape[-1]
 
 
+def few_enough(count: int, size: int) -> int:
+    """Return how many neighbours to take: of few cells the nearest are not near, fewer say more."""
+    return min(count, max(size // CELLS_PER_NEIGHBOUR, LEAST_NEIGHBOURS), size)
+
+
+def bilateral_mean(
+    position: Float[Tensor, "N 3"], cells: Int[Tensor, "N K"], width: Float[Tensor, ""]
+) -> Float[Tensor, "N 3"]:
+    """Mean position of each cell's listed cells, those that lie near it (Tomasi & Manduchi 1998).
+
+    Weights are exp(-|p_i - p_j|^2 / 2 w^2): neighbours in expression space that are expected
+    elsewhere do not count.
+    """
+    near = position[cells]
+    off = (near - position[:, None]).square().sum(-1, keepdim=True)
+    weight = torch.exp(-off / (2 * width.clamp(min=SMALLEST_WIDTH).square()))
+    return (near * weight).sum(1) / weight.sum(1)
+
+
 def standardized(values: Float[Tensor, "*B N G"]) -> Float[Tensor, "*B N G"]:
     """Bring each gene to mean 0 and deviation 1; one that does not vary becomes 0."""
     centred = values - values.mean(-2, keepdim=True)
@@ -70,8 +91,7 @@ def smoothed_set(
     """
     values, scales = expression, []
     size = expression.shape[-2]
-    # Of few cells the nearest are not near: fewer of them say more.
-    count = min(neighbours, max(size // CELLS_PER_NEIGHBOUR, LEAST_NEIGHBOURS), size)
+    count = few_enough(neighbours, size)
     for _ in range(rounds):
         cells = nearest_cells(principal_components(values, components), count)
         values = standardized(neighbour_mean(values, cells))

@@ -4,7 +4,8 @@ Two ensembles of small networks look at one cell at a time. The networks of the 
 own expression: they are the best for further cells of a training slice. Those of the second also
 see the mean of its nearest neighbours in expression space, which differs less between slices and
 animals: they are the best for everything else. One cell at a time, because attention learns which
-cells make up the training slices, and other animals have others.
+cells make up the training slices, and other animals have others. Of another slice, the positions
+are then smoothed over neighbours in expression space that are expected nearby.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from alphastomics.attn_model.neighbourhood import (
+    bilateral_mean,
+    few_enough,
+    nearest_cells,
+    principal_components,
+)
 
 WIDTH, BLOCKS = 128, 2
 
@@ -45,6 +53,9 @@ LEAST_MATCHED = 250
 # Median of the squared differences of quantiles, in units of their sampling variance. Further cells
 # of a slice had 0.2 to 0.7, other slices and other blocks of a slice 1.1 to 16.
 MATCHED = 0.9
+# Rounds, neighbours and components of what smooths positions of another slice. Its width is the
+# median disagreement of the networks, and at most this share of the std of positions.
+ROUNDS, NEIGHBOURS, COMPONENTS, LARGEST_WIDTH = 2, 30, 30, 0.15
 
 
 class Ensemble(nn.Module):
@@ -205,10 +216,14 @@ class PositionHead(nn.Module):
             matched = self.matched(expression, node_mask, gene_mask)
             expected = torch.zeros_like(expression[..., :3]).float()
             for number, same_slice in enumerate(matched.tolist()):
-                alone = (expression[number].float()[None], smoothed[number].float()[None])
+                rows = slice(None) if node_mask is None else node_mask[number]
+                cells = expression[number, rows].float()
+                alone = cells[None], smoothed[number, rows].float()[None]
                 ensembles = (self.plain, self.own) if same_slice else (self.smoothed,)
                 networks = torch.cat([ensemble(*alone) for ensemble in ensembles])
-                expected[number] = networks.mean(0)
+                expected[number, rows] = (
+                    networks.mean(0) if same_slice else smoothed_positions(networks, cells)
+                )
             return expected
 
     def matched(
@@ -245,6 +260,27 @@ class PositionHead(nn.Module):
         for number, expression in enumerate(largest):
             self.reference[number] = quantiles(expression[:, self.compared])
             self.reference_cells[number] = len(expression)
+
+
+def smoothed_positions(
+    networks: Float[Tensor, "K N 3"], expression: Float[Tensor, "N G"]
+) -> Float[Tensor, "N 3"]:
+    """Average the networks, and each cell with its expression neighbours that lie nearby.
+
+    What one cell's noise did to its position goes. Neighbours nearby are those within what the
+    networks disagree by: where they agree, little is changed.
+    """
+    position = networks.mean(0)
+    if len(position) <= 1:
+        return position
+    disagreement = (networks - position).square().sum(-1).mean(0).median().sqrt()
+    std = position.var(0, correction=0).sum().sqrt()
+    width = torch.minimum(disagreement, LARGEST_WIDTH * std)
+    count = few_enough(NEIGHBOURS, len(position))
+    cells = nearest_cells(principal_components(expression, COMPONENTS), count)
+    for _ in range(ROUNDS):
+        position = bilateral_mean(position, cells, width)
+    return position
 
 
 def quantiles(values: Float[Tensor, "N C"]) -> Float[Tensor, "Q C"]:

@@ -1,7 +1,11 @@
 """The position head: its networks against a loop, invariances, and which ensemble speaks."""
 
+import math
+
 import pytest
 import torch
+from sklearn.decomposition import PCA
+from sklearn.neighbors import NearestNeighbors
 from torch.nn import functional as F
 
 from alphastomics.attn_model.position_head import (
@@ -13,6 +17,7 @@ from alphastomics.attn_model.position_head import (
     Ensemble,
     PositionHead,
     quantiles,
+    smoothed_positions,
 )
 from alphastomics.config import auto
 
@@ -103,7 +108,47 @@ def test_further_cells_of_a_training_slice_are_told_from_another_slice(head):
     own = torch.cat([head.plain(*cells), head.own(*cells)]).mean(0)
     torch.testing.assert_close(expected[0], own)
     cells = [part[None] for part in (sets[1], smoothed[1])]
-    torch.testing.assert_close(expected[1], head.smoothed(*cells).mean(0))
+    networks = head.smoothed(*cells)
+    torch.testing.assert_close(expected[1], smoothed_positions(networks, sets[1]))
+    assert (expected[1] - networks.mean(0)).abs().max() > 1e-3
+
+
+def test_positions_of_another_slice_equal_the_loop_over_their_neighbours():
+    networks, expression = draw(3, 100, 3).double(), draw(100, GENES, seed=1).double()
+    position = networks.mean(0)
+    off = (networks - position).square().sum(-1).mean(0).sqrt()
+    width = min(float(off.median()), 0.15 * float(position.var(0, correction=0).sum().sqrt()))
+    points = PCA(GENES, svd_solver="full").fit_transform(expression.numpy())
+    near = NearestNeighbors(n_neighbors=5).fit(points).kneighbors(points, return_distance=False)
+    for _ in range(2):
+        moved = torch.zeros_like(position)
+        for cell, others in enumerate(near):
+            weights = [
+                math.exp(-float((position[cell] - position[j]).square().sum()) / (2 * width**2))
+                for j in others
+            ]
+            total = sum(w * position[j] for w, j in zip(weights, others, strict=True))
+            moved[cell] = total / sum(weights)
+        position = moved
+    found = smoothed_positions(networks, expression)
+    torch.testing.assert_close(found, position, rtol=1e-6, atol=1e-8)
+
+
+def test_neighbours_in_expression_that_lie_elsewhere_do_not_pull_a_cell():
+    expression = draw(40, GENES)
+    expression[20:] = expression[:20]  # pairs of equal cells, expected in two regions
+    position = draw(40, 3, seed=1)
+    position[20:] += 1000
+    networks = torch.stack([position, position + draw(40, 3, seed=2) / 100])
+    found = smoothed_positions(networks, expression)
+    assert (found - position).abs().max() < 1
+
+
+def test_positions_that_the_networks_agree_on_stay():
+    expression, position = draw(50, GENES), draw(50, 3, seed=1)
+    found = smoothed_positions(position.expand(4, -1, -1), expression)
+    torch.testing.assert_close(found, position)
+    torch.testing.assert_close(smoothed_positions(position[None, :1], expression[:1]), position[:1])
 
 
 def test_few_cells_or_no_known_slice_match_nothing(head):
@@ -138,6 +183,17 @@ def test_cell_order_padding_and_other_sets_change_nothing(head):
     torch.testing.assert_close(head(*padded, mask, None)[:, :CELLS], plain)
     measured = mask[..., None].expand(-1, -1, GENES)  # padding has measured nothing
     torch.testing.assert_close(head(*padded, mask, measured)[:, :CELLS], plain)
+
+
+def test_cell_order_and_padding_change_nothing_of_another_slice(head):
+    cells, smoothed = draw(1, 60, GENES), draw(1, 60, WIDTH, seed=1)
+    plain = head(cells, smoothed, None, None)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    moved = head(cells[:, order], smoothed[:, order], None, None)
+    torch.testing.assert_close(moved, plain[:, order], rtol=1e-4, atol=1e-5)
+    padded = [F.pad(part, (0, 0, 0, 9), value=9.0) for part in (cells, smoothed)]
+    mask = (torch.arange(69) < 60)[None]
+    torch.testing.assert_close(head(*padded, mask, None)[:, :60], plain)
     others = [torch.cat([part, 2 * part]) for part in (cells, smoothed)]
     torch.testing.assert_close(head(*others, None, None)[:1], plain)
 
