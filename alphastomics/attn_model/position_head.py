@@ -217,12 +217,12 @@ class PositionHead(nn.Module):
             expected = torch.zeros_like(expression[..., :3]).float()
             for number, same_slice in enumerate(matched.tolist()):
                 rows = slice(None) if node_mask is None else node_mask[number]
-                cells = expression[number, rows].float()
-                alone = cells[None], smoothed[number, rows].float()[None]
+                own = expression[number, rows].float()
+                alone = own[None], smoothed[number, rows].float()[None]
                 ensembles = (self.plain, self.own) if same_slice else (self.smoothed,)
                 networks = torch.cat([ensemble(*alone) for ensemble in ensembles])
                 expected[number, rows] = (
-                    networks.mean(0) if same_slice else smoothed_positions(networks, cells)
+                    networks.mean(0) if same_slice else smoothed_positions(networks, own)
                 )
             return expected
 
