@@ -62,8 +62,8 @@ def few_enough(count: int, size: int) -> int:
 
 
 def bilateral_mean(
-    position: Float[Tensor, "N 3"], cells: Int[Tensor, "N K"], width: Float[Tensor, ""]
-) -> Float[Tensor, "N 3"]:
+    position: Float[Tensor, "N D"], cells: Int[Tensor, "N K"], width: Float[Tensor, ""]
+) -> Float[Tensor, "N D"]:
     """Mean position of each cell's listed cells, those that lie near it (Tomasi & Manduchi 1998).
 
     Weights are exp(-|p_i - p_j|^2 / 2 w^2): neighbours in expression space that are expected

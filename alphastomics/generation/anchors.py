@@ -1,26 +1,25 @@
 """Anchors: predicted positions and some that are known enter; all positions, with radii, leave.
 
 The model's estimate is moved onto the anchors (rotation, mirror image, shift, size). What is left
-between both is predicted for all other cells from their expression, by the mean of a kernel
-regression and of trees that are fitted to the anchors. With few anchors nothing but the frame
-changes; with many, the anchors say more than the model. Anchors that are left out of the fit say
-how far it is off (`radii.py`).
+between both is predicted for all other cells from their expression (`anchor_regression.py`). With
+few anchors nothing but the frame changes; with many, the anchors say more than the model. Anchors
+that are left out of the fit say how far it is off (`radii.py`).
 """
 
 import logging
 from collections.abc import Collection
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Float64
-from scipy.spatial import cKDTree
-from sklearn.decomposition import PCA
-from sklearn.ensemble import ExtraTreesRegressor
+from jaxtyping import Bool, Float64
 
-from alphastomics.attn_model.neighbourhood import smoothed_set
 from alphastomics.config import SamplingConfig
+from alphastomics.generation.anchor_regression import (
+    SMALLEST,
+    AnchoredSlice,
+    AnchorRegression,
+    features_of,
+)
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import (
     LEAST_EXTENT,
@@ -30,38 +29,15 @@ from alphastomics.generation.frame import (
     require_a_frame,
 )
 from alphastomics.generation.generate import Generated
-from alphastomics.generation.kernel_regression import KernelRegression
 from alphastomics.generation.radii import CURVE_LEVELS, Radii, conformal_factor, least_cells
 from alphastomics.preprocessing.query_fit import UNIT_RATIO
 
 logger = logging.getLogger(__name__)
 
-COMPONENTS = 30
-SMOOTHING: dict[str, int] = {"rounds": 1, "neighbours": 15, "components": 30}
-TREES, LEAF_CELLS = 200, 5
-# The estimate is two or three of some hundred features: repeated, trees try it as often as genes.
-ESTIMATE_SHARE = 0.05
-# Anchors of trees at most: more change little, and take minutes.
-TREE_ANCHORS = 20_000
-# Anchors whose errors say how far off a cell near them is, drawn towards the mean of all.
-NEAREST, PRIOR = 30, 10
 # More anchors than this fix a frame that one of them does not change.
 FRAME_ANCHORS = 500
 # Fewer of them fit the frame so closely that their errors are too small.
 LEAST_ANCHORS = 20
-SMALLEST = 1e-12
-
-
-class AnchoredSlice(NamedTuple):
-    """Positions of a slice's cells in the anchors' frame.
-
-    `scale` is how far off each is expected to be, `std` that of each axis; both are 0 for anchors.
-    """
-
-    position: Float64[np.ndarray, "N D"]
-    std: Float64[np.ndarray, "N D"]
-    scale: Float64[np.ndarray, " N"]
-    errors: Float64[np.ndarray, " M"]
 
 
 def with_anchors(
@@ -231,110 +207,6 @@ def left_out_prior(
             where="anchors",
         ).apply(estimate[row][None])[0]
     return moved
-
-
-def features_of(
-    cells: InputCells, rows: np.ndarray, estimate: Float64[np.ndarray, "N D"]
-) -> "Features":
-    """Return what the fits see of each cell: expression, smoothed expression, the estimate."""
-    both, pca = expression_features(cells, rows)
-    size = max(float(estimate.std()), SMALLEST)
-    scaled = (estimate - estimate.mean(0)) / size
-    repeated = np.repeat(scaled, max(int(ESTIMATE_SHARE * both.shape[1]), 1), axis=1)
-    return Features(
-        np.hstack([pca, scaled]),
-        np.hstack([both, repeated.astype(np.float32)]),
-    )
-
-
-def expression_features(
-    cells: InputCells, rows: np.ndarray
-) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N C"]]:
-    """Return own and smoothed expression of a slice, and its leading components, the first of 1."""
-    measured = cells.measured[cells.slice_id[rows[0]]]
-    own = np.ascontiguousarray(cells.expression[rows][:, measured])
-    smoothed = smoothed_set(torch.from_numpy(own), **SMOOTHING).numpy()
-    both = np.hstack([own, smoothed])
-    pca = PCA(min(COMPONENTS, *both.shape), random_state=0).fit_transform(both)
-    return both, pca / max(float(pca[:, 0].std()), SMALLEST)
-
-
-class Features(NamedTuple):
-    """Features of the kernel (few), and of the trees (all genes)."""
-
-    kernel: Float64[np.ndarray, "N F"]
-    trees: Float[np.ndarray, "N H"]
-
-
-class AnchorRegression:
-    """Predicts what the estimate lacks, and how far off the result is.
-
-    Parameters
-    ----------
-    features, prior
-        Those of all cells of a slice, and where the model expects them, in the anchors' frame.
-    known, position
-        Which of them are anchors, and where these are.
-    seed
-        Seed of the trees.
-    """
-
-    def __init__(
-        self,
-        features: Features,
-        prior: Float64[np.ndarray, "N D"],
-        known: Bool[np.ndarray, " N"],
-        position: Float64[np.ndarray, "M D"],
-        seed: int,
-    ) -> None:
-        self.features, self.prior, self.known, self.position = features, prior, known, position
-        left = position - prior[known]
-        kernel = KernelRegression(features.kernel[known], left, seed=seed)
-        some = np.random.default_rng(seed).permutation(len(left))[:TREE_ANCHORS]
-        trees = ExtraTreesRegressor(
-            TREES,
-            min_samples_leaf=min(LEAF_CELLS, len(left)),
-            max_features="sqrt",
-            bootstrap=True,
-            oob_score=True,
-            n_jobs=-1,
-            random_state=seed,
-        ).fit(features.trees[known][some], left[some])
-        # Threads add up the trees in any order, which changes the last digits.
-        trees.set_params(n_jobs=1)
-        tree_values = trees.predict(features.trees).reshape(prior.shape)
-        left_out = tree_values[known]
-        left_out[some] = trees.oob_prediction_.reshape(len(some), -1)
-        self.predicted = prior + (kernel.predict(features.kernel) + tree_values) / 2
-        self.residual = (kernel.residual + left - left_out) / 2
-
-    def result(self, moved: Float64[np.ndarray, "M D"]) -> AnchoredSlice:
-        """Return positions and how far off they are; anchors stay where they are.
-
-        `moved` is by how much the prior of each anchor changes where it is left out of the frame.
-        """
-        x = self.features.kernel
-        tree = cKDTree(x[self.known])
-        squares = (self.residual + moved) ** 2
-        nearest = min(NEAREST, len(squares) - 1)
-        of_anchors = tree.query(x[self.known], k=range(2, nearest + 2))[1]
-        # An anchor's own error is not among those that its scale is made of.
-        others = (squares.sum(0) - squares) / (len(squares) - 1)
-        own = _drawn_to_mean(squares, of_anchors, others)
-        near = tree.query(x, k=range(1, nearest + 1))[1]
-        variance = _drawn_to_mean(squares, near, squares.mean(0))
-        position = self.predicted.copy()
-        position[self.known], variance[self.known] = self.position, 0
-        errors = np.sqrt(squares.sum(1)) / np.maximum(np.sqrt(own.sum(1)), SMALLEST)
-        return AnchoredSlice(position, np.sqrt(variance), np.sqrt(variance.sum(1)), np.sort(errors))
-
-
-def _drawn_to_mean(
-    squares: Float64[np.ndarray, "M D"], near: np.ndarray, usual: Float64[np.ndarray, "..."]
-) -> Float64[np.ndarray, "N D"]:
-    """Average squared errors over the nearest anchors, and a little over all."""
-    total = squares[near].sum(1) + PRIOR * usual
-    return total / (near.shape[1] + PRIOR)
 
 
 def sampled(

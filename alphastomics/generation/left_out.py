@@ -20,7 +20,7 @@ from scipy.spatial import cKDTree
 from alphastomics.diffusion_model.run_folder import read_record
 from alphastomics.errors import InputError
 from alphastomics.evaluation.position import aligned
-from alphastomics.generation.anchors import expression_features
+from alphastomics.generation.anchor_regression import expression_features
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.radii import Radii, conformal_factor

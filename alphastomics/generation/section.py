@@ -15,7 +15,8 @@ from scipy.spatial import cKDTree
 from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import expression_features, with_anchors, without_std
+from alphastomics.generation.anchor_regression import expression_features
+from alphastomics.generation.anchors import with_anchors, without_std
 from alphastomics.generation.cells import InputCells, some_cells
 from alphastomics.generation.frame import Reference, are_row_numbers
 from alphastomics.generation.generate import Generated, generate
