@@ -1,7 +1,8 @@
 """What is known beside a query: a model, a query and perhaps a reference enter; their cells leave.
 
-Known cells are those that the model was trained on, where their processed folder is found, and
-those of a reference, which may be dissociated and may have genes that the model does not know.
+Known cells are those that the model was trained on, with or without positions, where their
+processed folder is found, and those of a reference, which may be dissociated and may have genes
+that the model does not know.
 """
 
 import logging
@@ -18,7 +19,7 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells, read_processed, read_pt, read_query
 from alphastomics.generation.gene_features import GeneCells, gene_cells, joined
 from alphastomics.generation.notices import is_processed
-from alphastomics.generation.training_cells import training_cells
+from alphastomics.generation.training_cells import dissociated_cells, training_cells
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
@@ -126,6 +127,13 @@ def gather(
     known = training_cells(module, genes, near)
     if known is not None:
         parts.append(gene_cells(known, len(every), some_rows(known)))
+        dissociated = dissociated_cells(module, genes, near)
+        if dissociated is not None:
+            logger.info(
+                "%d dissociated cells of the training data are learned from, too",
+                len(dissociated.slice_id),
+            )
+            parts.append(reference_cells(dissociated, len(every)))
     asked = gene_cells(cells, len(every))
     if reference is not None:
         parts.append(read_reference(module, every, reference))
@@ -177,9 +185,14 @@ def read_reference(module: AlphaSTomicsModule, genes: list[str], source: Source)
         key = None
     config = with_type_key(source.config, key)
     cells = read_query(source.path, genes, module.normalization, config, checks_genes=False)
+    return reference_cells(cells, len(genes))
+
+
+def reference_cells(cells: InputCells, num_genes: int) -> GeneCells:
+    """Take some of the cells of a reference, in the unit that users know."""
     # Whatever its slices are called, they are none of the query's.
     names = [f"reference: {name}" for name in cells.slice_names]
-    return gene_cells(replace(cells, slice_names=names), len(genes), some_rows(cells))
+    return gene_cells(replace(cells, slice_names=names), num_genes, some_rows(cells))
 
 
 def require_shared(query: GeneCells, rows: np.ndarray, known: GeneCells) -> None:

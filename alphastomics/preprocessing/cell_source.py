@@ -118,7 +118,7 @@ class CellSource(ABC):
     def positions(self, key: str) -> Coordinates:
         """Open the coordinates of a name; an unknown one is refused."""
 
-    def is_dissociated(self, key: str) -> bool:  # noqa: ARG002 (AnnData asks for the name)
+    def is_dissociated(self, key: str) -> bool:
         """Tell cells without positions from slices whose coordinates go by another name."""
         return not self.position_keys
 

@@ -139,7 +139,8 @@ def shards_by_slice(
 
 def make_shuffle_plan(request: PlanRequest) -> ShufflePlan:
     """Plan the whole of stage 2."""
-    counts, split_of, shard_of = [], [], []
+    counts: list[Int64[np.ndarray, " S"]] = []
+    split_of, shard_of = [], []
     slices, references = len(request.slice_sizes), len(request.reference_sizes)
     reference = np.array(request.reference_sizes, dtype=np.int64)
     # What is sampled of slices does not depend on the dissociated cells.

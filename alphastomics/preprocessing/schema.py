@@ -103,7 +103,7 @@ class SliceRecord(Record):
     file: str
     cells: int
     cells_per_split: dict[str, int]
-    panel: int
+    panel: NonNegative
     """Which of `panels` says what genes were measured."""
     z: float | None
     """The made-up z of a 2D slice; null where the file had three coordinates."""
@@ -121,7 +121,7 @@ class ReferenceRecord(Record):
     dataset: int
     file: str
     cells: int
-    panel: int
+    panel: NonNegative
     log_normalize: bool | None = None
     scale: bool | None = None
 
@@ -215,6 +215,11 @@ class Metadata(Record):
         return planar == {False} or (self.common_frame and planar == {True})
 
     @property
+    def records(self) -> list[SliceRecord | ReferenceRecord]:
+        """Return what `slice_id` counts: slices, then dissociated cells."""
+        return [*self.slices, *self.references]
+
+    @property
     def reference_cells(self) -> int:
         """Count the dissociated cells."""
         return sum(record.cells for record in self.references)
@@ -237,10 +242,10 @@ class Metadata(Record):
     def parts_agree(self) -> "Metadata":
         """Refuse parts that contradict one another: every number must lead somewhere."""
         shards = [shard for split in self.splits.values() for shard in split.shards]
-        known = range(len(self.slices) + len(self.references))
+        known = range(len(self.records))
         runs = [number for shard in shards for number, _ in shard.slices or ()]
         names = set(ALL_SPLITS if self.references else SPLITS)
-        records = [*self.slices, *self.references]
+        panels = [record.panel for record in self.records]
         checks = {
             "num_genes is not the number of genes": self.num_genes == len(self.genes) > 0,
             "a gene stands there twice": len(set(self.genes)) == len(self.genes),
@@ -249,7 +254,7 @@ class Metadata(Record):
             )
             == names,
             "there are no slices": bool(self.slices),
-            "a slice has no panel": all(s.panel in range(len(self.panels)) for s in records),
+            "a slice has no panel": max(panels, default=0) < len(self.panels),
             "a panel lacks genes that are not there": all(
                 gene < self.num_genes for panel in self.panels for gene in panel.missing
             ),

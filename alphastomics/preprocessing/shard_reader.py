@@ -28,9 +28,7 @@ from alphastomics.preprocessing.schema import (
     REFERENCE,
     SCALING_FILE,
     Metadata,
-    ReferenceRecord,
     ShardRecord,
-    SliceRecord,
 )
 
 Result = TypeVar("Result")
@@ -117,7 +115,7 @@ class ShardReader:
                 mean, std = arrays["mean"], arrays["std"]
         except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"{where}: cannot be read: it is damaged; preprocess again") from error
-        shape = (len(self._records), self.metadata.num_genes)
+        shape = (len(self.metadata.records), self.metadata.num_genes)
         if not mean.shape == std.shape == shape or {mean.dtype.kind, std.dtype.kind} != {"f"}:
             raise InputError(f"{where}: does not hold {shape[0]} slices x {shape[1]} genes")
         return Scaling(mean, std)
@@ -130,15 +128,10 @@ class ShardReader:
             table[number, panel.missing] = False
         return table
 
-    @property
-    def _records(self) -> list[SliceRecord | ReferenceRecord]:
-        """Return what `slice_id` counts: slices, then dissociated cells."""
-        return [*self.metadata.slices, *self.metadata.references]
-
     @cached_property
     def panel_of_slice(self) -> Int64[np.ndarray, " S"]:
         """Return the panel of each slice."""
-        return np.array([record.panel for record in self._records])
+        return np.array([record.panel for record in self.metadata.records])
 
     def read(self, piece: Piece) -> CellTable:
         """Read some rows of a row group; the names of cells stay on the disk."""
@@ -216,7 +209,7 @@ class ShardReader:
         if len(batch) != self.shards[piece.shard].row_groups[piece.group]:
             raise ValueError(f"row group {piece.group} has {len(batch)} rows")
         metadata = self.metadata
-        slices = len(self._records) if self.split == REFERENCE else len(metadata.slices)
+        slices = len(metadata.records if self.split == REFERENCE else metadata.slices)
         most = {"slice_id": slices, "cell_type": len(metadata.cell_types or ())}
         check_batch(batch, self._schema, metadata.num_genes, most)
         return from_batch(batch, metadata.num_genes)

@@ -97,7 +97,8 @@ def run(
 ) -> dict[str, Any]:
     """Bring a folder to the state that was asked for; return what dataset.json says.
 
-    With `needs_slices`, inputs none of which has positions are refused. The parts are made in a work folder inside; what was there before stays until they are complete.
+    With `needs_slices`, inputs none of which has positions are refused. The parts are made in a
+    work folder inside; what was there before stays until they are complete.
     """
     work = folder / WORK_FOLDER
     space = Workspace(folder, DATASET_FILE, work, work, "part-*.json", owned.dataset_files)

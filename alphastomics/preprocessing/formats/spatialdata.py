@@ -45,8 +45,8 @@ class SpatialDataSource(AnnDataSource):
             )
         return super().positions(key)
 
-    def is_dissociated(self, key: str) -> bool:  # noqa: ARG002 (the store has shapes)
-        """Say no: a store of spatial data has positions, if not in its table."""
+    def is_dissociated(self, key: str) -> bool:
+        """Say no: a store of spatial data has positions, in its shapes if not in its table."""
         return False
 
     def to_anndata(self) -> Any:
