@@ -52,7 +52,9 @@ class Gathered(NamedTuple):
     cells, query
         The query as the model reads it, and in the unit that users know.
     known
-        Training and reference cells; None without any.
+        Cells of training slices and of a reference; None without any.
+    dissociated
+        Cells without positions of the training data; None without any.
     is_log
         Whether values are logarithms of shares.
     """
@@ -61,7 +63,13 @@ class Gathered(NamedTuple):
     cells: InputCells
     query: GeneCells
     known: GeneCells | None
+    dissociated: GeneCells | None
     is_log: bool
+
+    def everything(self) -> GeneCells | None:
+        """Return known cells, with dissociated ones of the training data."""
+        parts = [part for part in (self.known, self.dissociated) if part is not None]
+        return joined(parts) if parts else None
 
     def panels(self) -> Iterator[np.ndarray]:
         """Yield the rows of query cells whose slices measured the same genes."""
@@ -127,13 +135,8 @@ def gather(
     known = training_cells(module, genes, near)
     if known is not None:
         parts.append(gene_cells(known, len(every), some_rows(known)))
-        dissociated = dissociated_cells(module, genes, near)
-        if dissociated is not None:
-            logger.info(
-                "%d dissociated cells of the training data are learned from, too",
-                len(dissociated.slice_id),
-            )
-            parts.append(reference_cells(dissociated, len(every)))
+    without = dissociated_cells(module, genes, near)
+    dissociated = None if without is None else reference_cells(without, len(every))
     asked = gene_cells(cells, len(every))
     if reference is not None:
         parts.append(read_reference(module, every, reference))
@@ -143,10 +146,12 @@ def gather(
                 "does, in var_names"
             )
     log_normalized = (module.normalization or DEFAULT_NORMALIZATION)["log_normalize"]
+    others = [] if dissociated is None else [dissociated]
     is_log = bool(log_normalized) and all(
-        part.values.min(initial=0) >= 0 for part in (asked, *parts)
+        part.values.min(initial=0) >= 0 for part in (asked, *parts, *others)
     )
-    return Gathered(every, cells, asked, joined(parts) if parts else None, is_log)
+    known_parts = joined(parts) if parts else None
+    return Gathered(every, cells, asked, known_parts, dissociated, is_log)
 
 
 def require_file_of_cells(path: Path) -> None:
@@ -195,9 +200,9 @@ def reference_cells(cells: InputCells, num_genes: int) -> GeneCells:
     return gene_cells(replace(cells, slice_names=names), num_genes, some_rows(cells))
 
 
-def require_shared(query: GeneCells, rows: np.ndarray, known: GeneCells) -> None:
+def require_shared(query: GeneCells, known: GeneCells) -> None:
     """Refuse a query that shares no gene with known cells; warn of one that shares few."""
-    measured = query.measured[query.slice_id[rows[0]]]
+    measured = query.measured[query.slice_id[0]]
     shared = int((measured & known.measured.any(0)).sum())
     if shared == 0:
         raise InputError(
