@@ -65,6 +65,12 @@ class Content(NamedTuple):
     is_counts: bool
     is_signed: bool
 
+    @property
+    def kind(self) -> str:
+        """Name what the values are."""
+        positive = "counts" if self.is_counts else "values above zero"
+        return "values below zero, too" if self.is_signed else positive
+
 
 def values_to_fit(
     expression: np.ndarray, measured: np.ndarray, slice_id: np.ndarray, scaling: Scaling | None
@@ -85,10 +91,6 @@ def values_to_fit(
     if not is_counts:
         for block in blocks:
             values[block] = unscaled(expression[block], measured[block], slice_id[block], scaling)
-        logger.info(
-            "expression is no counts: its values are modelled as Gaussian%s, with zeros by chance",
-            "" if is_signed else " above zero",
-        )
         exact[:] = True
     elif not exact.all():
         logger.info("%d cells hold values that are no counts: they are left out", (~exact).sum())
@@ -182,13 +184,11 @@ def dissociated_cells(
     expression = reader.dense(table)
     measured = reader.measured_genes[reader.panel_of_slice[table.slice_id]]
     content = values_to_fit(expression, measured, table.slice_id, reader.scaling)
-    kind = content.is_counts, content.is_signed
-    if kind != (of_slices.is_counts, of_slices.is_signed):
+    if content.kind != of_slices.kind:
         logger.warning(
-            "values of the %d dissociated cells are %s, those of slices are not: the count model "
-            "is fitted to slices alone; preprocess counts of both",
-            loader.metadata.reference_cells,
-            "counts" if content.is_counts else "no counts",
+            "the %d dissociated cells hold %s, the slices %s: the count model is fitted to slices "
+            "alone; preprocess counts of both",
+            *(loader.metadata.reference_cells, content.kind, of_slices.kind),
         )
         return None
     slices = len(loader.metadata.slices)

@@ -5,6 +5,7 @@ expression looks like needs many small steps. A pure function of the training ce
 and the seed.
 """
 
+import logging
 import math
 
 import numpy as np
@@ -41,6 +42,8 @@ from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.preprocessing.cell_table import CellTable
 
+logger = logging.getLogger(__name__)
+
 WEIGHT_DECAY = 1e-4
 # Of the divergence from the prior: less than 1, so that latents keep what tells cells apart.
 PRIOR_WEIGHT = 0.3
@@ -65,6 +68,8 @@ def fit_count_model(
         style[chosen] = number % STYLES
     module.style_names = [module.slice_names[table.slice_id[chosen[0]]] for chosen in rows]
     content = values_to_fit(expression, measured, table.slice_id, loader.reader.scaling)
+    if not content.is_counts:
+        logger.info("expression is no counts: it is modelled as Gaussian %s", content.kind)
     others = dissociated_cells(loader, config, seed, content)
     set_styles(model, loader, rows, table.slice_id, content, others)
     kept = content.is_kept

@@ -59,5 +59,5 @@ def say_what_they_teach(inspections: Sequence[Inspection], genes: Sequence[str])
             "alone, in the split 'reference'; if this is a slice, put its coordinates into "
             "obsm['spatial']. %d of its %d genes are in the gene list of %d genes%s",
             *(inspection.path, inspection.cells, there, shared, len(inspection.genes), len(genes)),
-            "" if shared == len(inspection.genes) else "; --gene_list_file may list more of them",
+            "" if shared == len(inspection.genes) else "; a gene list of your own may have more",
         )

@@ -116,7 +116,10 @@ def test_the_gene_list_is_that_of_slices_unless_a_file_lists_more(tmp_path, slic
     source = write(tmp_path / "in", **slices, m=dissociated(genes=20))
     run(source, tmp_path / "out")
     assert metadata_of(tmp_path / "out")["num_genes"] == 12
-    assert "12 of its 20 genes are in the gene list of 12 genes; --gene_list_file" in caplog.text
+    assert (
+        "12 of its 20 genes are in the gene list of 12 genes; a gene list of your own"
+        in caplog.text
+    )
     assert "m.h5ad: its 70 cells have no positions (keys of obsm: none)" in caplog.text
     listed = tmp_path / "genes.txt"
     listed.write_text("\n".join(f"g{number:03d}" for number in range(16)))
