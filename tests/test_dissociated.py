@@ -125,6 +125,8 @@ def test_what_is_learned_of_positions_is_the_same_with_dissociated_cells(tmp_pat
             tmp_path / "runs",
             training={"mode": mode, "batch_size": 50},
             expression={"updates": 5},
+            model={"smoothing_rounds": 1},
+            diffusion={"position_frame": "registered"},
             logging={"exp_name": name},
         )
         summary = train(config, TrainRequest())

@@ -161,11 +161,11 @@ def setup_for(adata: AnnData, config: Config) -> Setup:
     if setup is None:
         keys = list(map(str, adata.obsm))
         key = usual_position_key(keys, options)
-        found = key if may_be_positions(keys, key) else None
-        types = options.cell_type_key
-        if found is None and types not in adata.obs:  # as the commands do
+        types: str | None = options.cell_type_key
+        is_slice = may_be_positions(keys, key)
+        if not is_slice and types not in adata.obs:  # as the commands do
             types = None
-        setup = Setup(found, types, None, usual_layer(adata, options))
+        setup = Setup(key if is_slice else None, types, None, usual_layer(adata, options))
     return with_slices(adata, setup)
 
 

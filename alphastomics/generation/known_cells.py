@@ -123,14 +123,7 @@ def gather(
         offered = set(contents_of(reference).genes) - set(genes)
         extra = sorted(offered if useful is None else offered & useful)
     every = [*genes, *extra]
-    if is_file:
-        require_file_of_cells(query.path)
-        untyped = with_type_key(query.config, None)  # its types are what is asked for
-        cells = read_query(query.path, every, module.normalization, untyped, checks_genes=False)
-    elif query.path.suffix == ".pt":
-        cells = read_pt(query.path, len(genes))
-    else:
-        cells = read_processed(query.path, genes, query.split)
+    cells = read_asked(module, query, every) if is_file else read_prepared(query, genes)
     parts = []
     known = training_cells(module, genes, near)
     if known is not None:
@@ -152,6 +145,20 @@ def gather(
     )
     known_parts = joined(parts) if parts else None
     return Gathered(every, cells, asked, known_parts, dissociated, is_log)
+
+
+def read_asked(module: AlphaSTomicsModule, query: Source, genes: list[str]) -> InputCells:
+    """Read a query from a file of cells; its types are what is asked for."""
+    require_file_of_cells(query.path)
+    untyped = with_type_key(query.config, None)
+    return read_query(query.path, genes, module.normalization, untyped, checks_genes=False)
+
+
+def read_prepared(query: Source, genes: list[str]) -> InputCells:
+    """Read a query that is normalised already: tensors, or a processed folder."""
+    if query.path.suffix == ".pt":
+        return read_pt(query.path, len(genes))
+    return read_processed(query.path, genes, query.split)
 
 
 def require_file_of_cells(path: Path) -> None:
