@@ -179,6 +179,20 @@ def test_types_that_only_dissociated_training_cells_have_are_predicted(workspace
     assert (made.obs["cell_type_pred"].astype(str) == expected).mean() > 0.9
 
 
+def test_embeddings_of_the_training_folder_say_that_dissociated_cells_are_left_out(
+    workspace, tmp_path, capsys
+):
+    [run] = (workspace / "runs").iterdir()
+    words = ["extract", "--checkpoint", run, "--data_dir", workspace / "in-done"]
+    words += ["--output", tmp_path / "embeddings.npz", "--extract_mode", "encoder"]
+    assert main(list(map(str, words))) == 0
+    assert "the 400 dissociated cells of its split 'reference' are left out" in (
+        capsys.readouterr().err
+    )
+    with np.load(tmp_path / "embeddings.npz") as content:
+        assert content["cell_id"].tolist() == list(range(800))
+
+
 def known_cells(cells: int) -> tuple[GeneCells, GeneCells, GeneCells]:
     """Return cells of slices, dissociated ones, and a query that lacks genes 3, 7, 11 and 20."""
     rng = np.random.default_rng(0)

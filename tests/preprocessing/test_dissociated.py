@@ -7,6 +7,7 @@ from pathlib import Path
 import anndata
 import numpy as np
 import pytest
+import yaml
 
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.config.auto import resolve_config
@@ -17,6 +18,7 @@ from alphastomics.preprocessing.commands import stage1, stage2
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.resume import with_checksum
 from alphastomics.preprocessing.schema import REFERENCE, SPLITS
+from alphastomics.preprocessing.upload import dataset_card
 from tests.preprocessing.tissue import (
     by_scanpy,
     cells_of,
@@ -266,3 +268,13 @@ def test_huggingface_datasets_reads_the_splits_of_slices_and_the_reference_by_na
     files = {REFERENCE: f"{folder}/data/reference*.parquet"}
     named = datasets.load_dataset("parquet", data_files=files, cache_dir=cache)
     assert len(named[REFERENCE]) == 70
+
+
+def test_the_dataset_card_lists_dissociated_cells_as_a_split(tmp_path, slices):
+    run(write(tmp_path / "in", **slices, m=dissociated()), tmp_path / "out")
+    card = dataset_card(DataFolder(tmp_path / "out").metadata(), "owner/name", {"license": "mit"})
+    [config] = yaml.safe_load(card.split("---")[1])["configs"]
+    assert config["data_files"][-1] == {"split": REFERENCE, "path": ["data/reference.parquet"]}
+    assert "110 cells in 2 slices" in card
+    assert "70 dissociated cells, which have none, are the split reference" in card
+    assert "| slice_id | slice | train | validation | test |" in card
