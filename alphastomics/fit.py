@@ -132,6 +132,7 @@ def described(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "outline": plan.outline(),
         "device": plan.device.name,
+        "dissociated_cells": plan.dissociated,
         "updates": plan.updates,
         "expected_seconds": round(plan.seconds),
         "held_out": None if plan.holdout is None else plan.holdout.describe(),

@@ -89,7 +89,8 @@ class AlphaSTomics(AnnotatingVerbs):
     ----------
     adata
         Slices to train on, with counts and coordinates: an AnnData, the path of a file or of an
-        instrument's folder, or several.
+        instrument's folder, or several. Those without coordinates, beside slices, teach genes and
+        types alone.
     settings
         Settings as in config.yaml: a dict, a `Config`, or the path of a file.
     folder
@@ -171,17 +172,22 @@ class AlphaSTomics(AnnotatingVerbs):
         register(adata, setup)
 
     def _common_dims(self) -> int:
-        """Check every AnnData, and that all of them are 2D, or all 3D."""
+        """Check every AnnData, and that all slices are 2D, or all 3D."""
         dims_of = {}
         for name, data in self._data.items():
             setup = self._setups[name]
-            if setup.position_key is None:
-                raise InputError(
-                    f"{name}: was set up without coordinates; training needs them (impute and "
-                    "predict_labels learn from dissociated cells: reference=…)"
-                )
             check(data, setup, name)
-            dims_of[name] = positions(data, setup.position_key, name).shape[1]
+            if setup.position_key is not None:
+                dims_of[name] = positions(data, setup.position_key, name).shape[1]
+        if not dims_of:
+            name, data = next(iter(self._data.items()))
+            there = ", ".join(map(str, data.obsm)) or "none"
+            raise InputError(
+                f"{name}: without coordinates; training needs them, here or in another AnnData "
+                f"beside it (keys of obsm: {there}): name them with position_key=… in "
+                "setup_anndata; impute and predict_labels learn from dissociated cells, too: "
+                "reference=…"
+            )
         if len(set(dims_of.values())) > 1:
             raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
         return next(iter(dims_of.values()))
@@ -245,8 +251,8 @@ class AlphaSTomics(AnnotatingVerbs):
         return self
 
     def _first(self) -> tuple[AnnData, Setup]:
-        """Return the first AnnData, and where its cells are."""
-        name = next(iter(self._data))
+        """Return the first AnnData with coordinates, and where its cells are."""
+        name = next(name for name, setup in self._setups.items() if setup.position_key is not None)
         return self._data[name], self._setups[name]
 
     def _with_folders(self, config: Config) -> Config:

@@ -20,7 +20,11 @@ from scipy.sparse import issparse
 from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.io.h5ad import write_anndata
-from alphastomics.preprocessing.cell_source import SourceOptions, usual_position_key
+from alphastomics.preprocessing.cell_source import (
+    SourceOptions,
+    may_be_positions,
+    usual_position_key,
+)
 from alphastomics.preprocessing.formats.h5ad import COUNTS_LAYER
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.inspection import SAMPLE_KEYS
@@ -155,8 +159,13 @@ def setup_for(adata: AnnData, config: Config) -> Setup:
     options = config.data.preprocessing
     setup = registered(adata)
     if setup is None:
-        key = usual_position_key(list(adata.obsm), options)
-        setup = Setup(key, options.cell_type_key, None, usual_layer(adata, options))
+        keys = list(map(str, adata.obsm))
+        key = usual_position_key(keys, options)
+        types: str | None = options.cell_type_key
+        is_slice = may_be_positions(keys, key)
+        if not is_slice and types not in adata.obs:  # as the commands do
+            types = None
+        setup = Setup(key if is_slice else None, types, None, usual_layer(adata, options))
     return with_slices(adata, setup)
 
 

@@ -123,7 +123,10 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     whole = (updates * seconds + before) * (1 + refit)
     if holdout is not None:
         whole += _seconds_of_verdict(cells, metadata.num_genes, device)
-    return TrainingPlan(resolved, tuple(chosen.values()), holdout, refit, updates, whole, device)
+    return TrainingPlan(
+        *(resolved, tuple(chosen.values()), holdout, refit, metadata.reference_cells),
+        *(updates, whole, device),
+    )
 
 
 def _documented(cells: int, metadata: Metadata, device: Device) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class TrainingPlan:
         What a first training holds out; None trains once, on everything.
     refit
         Whether a second training is made on everything.
+    dissociated
+        Cells without positions, which teach genes and types alone.
     updates, seconds
         Updates of the weights of one training, and how long the whole run may take.
     device
@@ -48,6 +50,7 @@ class TrainingPlan:
     choices: tuple[Choice, ...]
     holdout: Holdout | None
     refit: bool
+    dissociated: int
     updates: int
     seconds: float
     device: Device
@@ -57,7 +60,15 @@ class TrainingPlan:
         rows = [(choice.key, _shown(choice.value), choice.reason) for choice in self.choices]
         widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
         table = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {why}" for key, value, why in rows]
-        return [f"plan for {self.device.name}: {self.outline()}", *table]
+        teach = f"{self.dissociated:,} dissociated cells teach {self.uses_of_dissociated}"
+        more = [teach] if self.dissociated else []
+        return [f"plan for {self.device.name}: {self.outline()}", *more, *table]
+
+    @property
+    def uses_of_dissociated(self) -> str:
+        """Say what dissociated cells are used for, and what they are not."""
+        fitted = "the count model (genes and types), " if self.config.num_latents else ""
+        return f"{fitted}impute and label; nothing that is learned of positions sees them"
 
     def outline(self) -> str:
         """Say what will be done, and how long it may take."""

@@ -7,7 +7,6 @@ and the seed.
 
 import logging
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +23,16 @@ from alphastomics.attn_model.count_model import (
 )
 from alphastomics.attn_model.niche_model import NicheModel
 from alphastomics.config import Config
+from alphastomics.diffusion_model.count_cells import (
+    Content,
+    Dissociated,
+    FittedCells,
+    dissociated_cells,
+    fill_from_dissociated,
+    style_of,
+    values_to_fit,
+    with_dissociated,
+)
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.niche_fit import DENOISERS, fit_niches, niche_cells
 from alphastomics.diffusion_model.position_fit import cells_to_fit, rows_of_slices, targets
@@ -32,30 +41,14 @@ from alphastomics.diffusion_model.small_fit import BATCH, minimise
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.batch_loader import BatchLoader
 from alphastomics.preprocessing.cell_table import CellTable
-from alphastomics.preprocessing.counts import LARGEST_LOG, LEAST_LOG, counts_of
-from alphastomics.preprocessing.shard_reader import Scaling
 
 logger = logging.getLogger(__name__)
 
 WEIGHT_DECAY = 1e-4
 # Of the divergence from the prior: less than 1, so that latents keep what tells cells apart.
 PRIOR_WEIGHT = 0.3
-# Share of the cells that must be multiples of one number each.
-LEAST_COUNTED = 0.98
-# What standardising and back leaves of a zero; cells that are looked at together.
-SMALLEST, BLOCK = 1e-5, 4_096
 # Rows that a classifier of cell types is fitted to, at most.
 TYPED_CELLS = 20_000
-
-
-class FittedCells(NamedTuple):
-    """What is fitted: expression, measured genes, counts or values, totals, and styles of cells."""
-
-    expression: Tensor
-    measured: Tensor
-    counts: Tensor
-    total: Tensor
-    style: Tensor
 
 
 def fit_count_model(
@@ -75,14 +68,13 @@ def fit_count_model(
         style[chosen] = number % STYLES
     module.style_names = [module.slice_names[table.slice_id[chosen[0]]] for chosen in rows]
     content = values_to_fit(expression, measured, table.slice_id, loader.reader.scaling)
-    set_styles(model, loader, rows, table.slice_id, content)
+    if not content.is_counts:
+        logger.info("expression is no counts: it is modelled as Gaussian %s", content.kind)
+    others = dissociated_cells(loader, config, seed, content)
+    set_styles(model, loader, rows, table.slice_id, content, others)
     kept = content.is_kept
-    cells = FittedCells(
-        *(
-            torch.tensor(part[kept]).to(device)
-            for part in (expression, measured, content.values, content.total, style)
-        )
-    )
+    parts = (expression, measured, measured, content.values, content.total, style)
+    cells = FittedCells(*(torch.tensor(part[kept]).to(device) for part in parts))
     model.is_counts.fill_(content.is_counts)
     model.is_signed.fill_(content.is_signed)
     model.is_fitted.fill_(value=True)
@@ -90,9 +82,10 @@ def fit_count_model(
     updates = config.expression.updates
     with track("count model", updates * (1 + DENOISERS), "updates") as advance:
         torch.manual_seed(stream_seed(seed, 0))
-        fit_autoencoder(model, cells, updates, advance)
+        fit_autoencoder(model, cells, others, updates, advance)
         latent, std = standardise_latents(model, cells)
-        fit_types(model, module, loader, latent, table.cell_type[kept], seed)
+        typed = typed_latents(model, latent, table.cell_type[kept], others)
+        fit_types(model, module, loader, *typed, seed)
         inner = set_frames(model.niches, module, table, rows, mixed=loader.draw.kind == "random")
         torch.manual_seed(stream_seed(seed, 1))
         niches = niche_cells(
@@ -106,65 +99,13 @@ def fit_count_model(
     module.average.count_model.load_state_dict(model.state_dict())
 
 
-class Content(NamedTuple):
-    """Counts (N, G), or values, with totals of cells, and sums of what they were normalised to.
-
-    `is_kept` are the cells to fit; `is_signed` says that values may be below zero.
-    """
-
-    values: np.ndarray
-    total: np.ndarray
-    sums: np.ndarray
-    is_kept: np.ndarray
-    is_counts: bool
-    is_signed: bool
-
-
-def values_to_fit(
-    expression: np.ndarray, measured: np.ndarray, slice_id: np.ndarray, scaling: Scaling | None
-) -> Content:
-    """Return the counts that normalised values stand for, or themselves where they are none."""
-    values = np.empty(expression.shape, np.float32)
-    exact, sums = np.zeros(len(values), dtype=bool), np.zeros(len(values))
-    blocks = [slice(start, start + BLOCK) for start in range(0, len(values), BLOCK)]
-    is_signed = False
-    for block in blocks:
-        logs = unscaled(expression[block], measured[block], slice_id[block], scaling)
-        is_signed |= bool((logs < LEAST_LOG).any())
-        if not is_signed:
-            recovered = counts_of(np.maximum(logs, 0))
-            values[block], exact[block] = recovered.values, recovered.exact
-            sums[block] = np.expm1(np.minimum(logs, LARGEST_LOG)).sum(1)
-    is_counts = not is_signed and exact.mean() >= LEAST_COUNTED
-    if not is_counts:
-        for block in blocks:
-            values[block] = unscaled(expression[block], measured[block], slice_id[block], scaling)
-        logger.info(
-            "expression is no counts: its values are modelled as Gaussian%s, with zeros by chance",
-            "" if is_signed else " above zero",
-        )
-        exact[:] = True
-    elif not exact.all():
-        logger.info("%d cells hold values that are no counts: they are left out", (~exact).sum())
-    return Content(values, values.sum(1), sums, exact, is_counts, is_signed)
-
-
-def unscaled(
-    expression: np.ndarray, measured: np.ndarray, slice_id: np.ndarray, scaling: Scaling | None
-) -> np.ndarray:
-    """Undo the standardising of slices; 0 where a gene was not measured or is nearly 0."""
-    values = expression.astype(np.float64)
-    if scaling is not None:
-        values = values * scaling.std[slice_id] + scaling.mean[slice_id]
-    return np.where(measured & (np.abs(values) > SMALLEST), values, 0)
-
-
 def set_styles(
     model: CountModel,
     loader: BatchLoader,
     rows: list[np.ndarray],
     slice_id: np.ndarray,
     content: Content,
+    others: Dissociated | None,
 ) -> None:
     """Learn each slice's style: shares of its genes, their mean and std, totals of its cells."""
     scaling, reader = loader.reader.scaling, loader.reader
@@ -177,15 +118,12 @@ def set_styles(
         if scaling is not None:
             model.mean[style] = torch.from_numpy(scaling.mean[number])
             model.std[style] = torch.from_numpy(scaling.std[number])
-        if content.is_counts and len(chosen):
-            counts = content.values[chosen].sum(0, dtype=np.float64) + 1
-            model.offset[style] = torch.from_numpy(np.log(counts / counts.sum()))
-            logs = np.log(np.maximum(content.total[chosen], 1))
-            model.depth[style] = torch.tensor([logs.mean(), max(logs.std(), 1e-3)])
-            # Less than what cells were normalised to where some of their genes are not the model's.
-            sums = content.sums[chosen]
-            model.target[style] = float(np.median(sums[sums > 0])) if (sums > 0).any() else 1.0
+        known = style_of(content, chosen)
+        model.offset[style], model.depth[style] = known.offset, known.depth
+        model.target[style] = known.target
     fill_unmeasured(model, torch.from_numpy(np.stack(measured)))
+    if others is not None:
+        fill_from_dissociated(model, others)
 
 
 def fill_unmeasured(model: CountModel, measured: Bool[Tensor, "S G"]) -> None:
@@ -197,21 +135,38 @@ def fill_unmeasured(model: CountModel, measured: Bool[Tensor, "S G"]) -> None:
         part.copy_(torch.where(measured | (measured.sum(0) == 0), part, usual))
 
 
-def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance: Advance) -> None:
-    """Maximise the evidence lower bound."""
-    is_counts = bool(model.is_counts)
+def fit_autoencoder(
+    model: CountModel,
+    cells: FittedCells,
+    others: Dissociated | None,
+    updates: int,
+    advance: Advance,
+) -> None:
+    """Maximise the evidence lower bound, of slices and of dissociated cells."""
+    is_counts, slices = bool(model.is_counts), len(cells.total)
+    cells, device = with_dissociated(cells, others), cells.total.device
+    more = 0 if others is None else len(others.cells.total)
+    # At most half: a reference of many cells must not crowd out the slices.
+    of_others = min(BATCH // 2, BATCH * more // (slices + more))
+    offsets, depths = model.offset, model.depth
+    if others is not None:
+        offsets = torch.cat([offsets, others.offset.to(device)])
+        depths = torch.cat([depths, others.depth.to(device)])
 
     def loss() -> Tensor:
-        rows = torch.randint(len(cells.total), (BATCH,), device=cells.total.device)
-        expression, measured, values, total, style = (part[rows] for part in cells)
-        mean, std = model.encode(expression, measured)
+        rows = torch.randint(slices, (BATCH - of_others,), device=device)
+        if of_others:
+            below = torch.randint(more, (of_others,), device=device) + slices
+            rows = torch.cat([rows, below])
+        expression, measured, encoded, values, total, style = (part[rows] for part in cells)
+        mean, std = model.encode(expression, encoded)
         decoded = model.decode(mean + std * torch.randn_like(mean))
         if is_counts:
-            logits = decoded.genes + model.offset[style]
+            logits = decoded.genes + offsets[style]
             logits = logits.masked_fill(~measured, -math.inf)
             rate = torch.softmax(logits, dim=-1) * total[:, None]
             entries = negative_binomial_loss(values, rate, model.log_dispersion)
-            center, extent = model.depth[style].unbind(-1)
+            center, extent = depths[style].unbind(-1)
             depth = (total.clamp(min=1).log() - center) / extent
             middle, log_std = decoded.depth.unbind(-1)
             whole = 0.5 * ((depth - middle) / log_std.exp()).square() + log_std
@@ -229,18 +184,32 @@ def fit_autoencoder(model: CountModel, cells: FittedCells, updates: int, advance
 @torch.no_grad()
 def standardise_latents(model: CountModel, cells: FittedCells) -> tuple[Tensor, Tensor]:
     """Learn mean and std of the latents; return mean and std of each cell's, standardised."""
-    parts = [
-        model.encode(expression, measured)
-        for expression, measured in zip(
-            *(torch.split(part, 8_192) for part in (cells.expression, cells.measured)), strict=True
-        )
-    ]
-    mean, std = (torch.cat(part) for part in zip(*parts, strict=True))
+    mean, std = encoded(model, cells)
     # That of the means, and of what is drawn around them.
     variance = mean.double().var(0, correction=0) + std.double().square().mean(0)
     model.latent_mean.copy_(mean.double().mean(0))
     model.latent_std.copy_(variance.clamp(min=1e-8).sqrt())
     return (mean - model.latent_mean) / model.latent_std, std / model.latent_std
+
+
+def encoded(model: CountModel, cells: FittedCells) -> tuple[Tensor, Tensor]:
+    """Return mean and std of each cell's latent."""
+    split = (torch.split(part, 8_192) for part in (cells.expression, cells.encoded))
+    parts = [model.encode(*both) for both in zip(*split, strict=True)]
+    mean, std = (torch.cat(part) for part in zip(*parts, strict=True))
+    return mean, std
+
+
+@torch.no_grad()
+def typed_latents(
+    model: CountModel, latent: Tensor, cell_type: np.ndarray, others: Dissociated | None
+) -> tuple[Tensor, np.ndarray]:
+    """Add the latents and types of dissociated cells to those of slices."""
+    if others is None:
+        return latent, cell_type
+    near = FittedCells(*(part.to(latent.device) for part in others.cells))
+    more = (encoded(model, near)[0] - model.latent_mean) / model.latent_std
+    return torch.cat([latent, more]), np.concatenate([cell_type, others.cell_type])
 
 
 def fit_types(

@@ -73,11 +73,16 @@ def fit_position_head(
     module.average.position_head.load_state_dict(head.state_dict())
 
 
+def most_cells(num_genes: int, config: Config) -> int:
+    """Return how many cells stay on the device, at most."""
+    width = num_genes * (1 + config.model.smoothing_rounds)
+    return min(MOST_CELLS, MOST_BYTES // (4 * width))
+
+
 def cells_to_fit(loader: BatchLoader, config: Config, seed: int) -> CellTable:
     """Return the cells that the loader draws from, or a random part of very many."""
     source = loader.source
-    width = loader.metadata.num_genes * (1 + config.model.smoothing_rounds)
-    most = min(MOST_CELLS, MOST_BYTES // (4 * width))
+    most = most_cells(loader.metadata.num_genes, config)
     if isinstance(source, MemorySource):
         table = source.table()
     else:

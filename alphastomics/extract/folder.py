@@ -5,6 +5,7 @@ times 0) to the averaged network, in sets drawn as in training. Rows are in the 
 They wait on the disk, not in memory, until the file is written.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.schema import SPLITS, Metadata
 from alphastomics.preprocessing.shard_reader import ShardReader
 from alphastomics.utils.dataholder import DataHolder
+
+logger = logging.getLogger(__name__)
 
 LABEL_BYTES = 256  # of a cell beside its embedding: names and numbers
 Labels = dict[str, np.ndarray]  # numbers of each embedded cell, by their names in the file
@@ -75,6 +78,12 @@ def extract(config: Config, request: ExtractRequest) -> dict[str, Any]:
     metadata = folder.metadata()
     require_same_genes(genes, metadata.genes, request.checkpoint, folder.where)
     kept = cells_to_embed(metadata, config.extract.max_samples, folder.where)
+    if metadata.references:
+        logger.warning(
+            "%s: the %d dissociated cells of its split 'reference' are left out: embed their file "
+            "with --input_data",
+            *(folder.where, metadata.reference_cells),
+        )
     # Neighbours are among all cells, whichever are kept.
     counts = cells_to_embed(metadata, None, folder.where) if mode == "niche" else kept
     batch_size = config.training.batch_size if "batch_size" in request.given else None

@@ -35,6 +35,9 @@ from alphastomics.tasks import IMPUTE, LABEL
 logger = logging.getLogger(__name__)
 
 SHOWN = 5  # names in a message
+# Cells of slices that say a gene, or types, by themselves: dissociated cells are of another
+# technique, and add to fewer than these.
+SAY_ENOUGH = 1_000
 IMPUTED_KEY, IMPUTED_STD_KEY = "imputed", "imputed_std"
 TYPE_KEY, PROBABILITY_KEY, PROBABILITIES_KEY = (
     "cell_type_pred",
@@ -48,10 +51,35 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
-def enough_cells(known: GeneCells) -> np.ndarray:
-    """Say which genes were measured in so many cells that others can be predicted from them."""
+def cells_that_measured(known: GeneCells) -> np.ndarray:
+    """Count the cells that measured each gene."""
     cells = np.bincount(known.slice_id, minlength=len(known.slice_names))
-    return cells @ known.measured >= LEAST_KNOWN
+    return cells @ known.measured
+
+
+def impute_panel(gathered: Gathered, part: GeneCells, asked: np.ndarray, seed: int) -> Imputed:
+    """Impute genes of cells that measured the same ones.
+
+    Genes that enough cells of slices measured are learned from these, others from dissociated
+    training cells, too.
+    """
+    known, everything = gathered.known, gathered.everything()
+    assert everything is not None
+    alone = np.zeros(len(asked), dtype=bool)
+    if known is not None:
+        alone = cells_that_measured(known)[asked] >= SAY_ENOUGH
+    if gathered.dissociated is None:
+        alone[:] = True
+    whole = Imputed.empty(len(part), len(asked))
+    for source, chosen in ((known, alone), (everything, ~alone)):
+        if not chosen.any():
+            continue
+        assert source is not None
+        require_shared(part, source)
+        predicted = impute(source, part, asked[chosen], seed, is_log=gathered.is_log)
+        for target, values in zip(whole, predicted, strict=True):
+            target[..., chosen] = values
+    return whole
 
 
 def asked_genes(
@@ -108,28 +136,25 @@ def impute_query(
 
     Returns the numbers of the genes, their values, and in words what they come from.
     """
-    counts, known, query = module.average.count_model, gathered.known, gathered.query
+    counts, known, query = module.average.count_model, gathered.everything(), gathered.query
     by_counts = known is None
     if counts is not None and not bool(counts.is_fitted):
         counts = None
     if known is None and counts is None:
         raise InputError(no_known_cells("genes are imputed"))
     if known is not None:
-        available, method = (
-            enough_cells(known),
-            f"{len(known)} known cells",
-        )
+        available = cells_that_measured(known) >= LEAST_KNOWN
+        without = 0 if gathered.dissociated is None else len(gathered.dissociated)
+        more = f", {without} of them dissociated" if without else ""
+        method = f"{len(known)} known cells{more}"
     else:
         assert counts is not None
         available, method = counts.measured.any(0).cpu().numpy(), "the count model"
         logger.warning("%s", no_known_cells("the count model alone imputes, uncalibrated"))
     asked = asked_genes(gathered, wanted, available)
-    shape, width = (len(query), len(asked)), (len(asked),)
-    whole = Imputed(
-        query.values[:, asked].astype(np.float64),
-        np.zeros(shape),
-        *(np.full(width, np.nan) for _ in range(2)),
-    )
+    shape = len(query), len(asked)
+    whole = Imputed.empty(*shape)
+    whole.values[:], whole.std[:] = query.values[:, asked], 0
     for rows in gathered.panels():
         lacking = np.flatnonzero(~query.measured[query.slice_id[rows[0]]][asked])
         if not len(lacking):
@@ -142,9 +167,7 @@ def impute_query(
                 counts, scaled, part, asked[lacking], seed, is_log=gathered.is_log
             )
         else:
-            assert known is not None
-            require_shared(query, rows, known)
-            predicted = impute(known, part, asked[lacking], seed, is_log=gathered.is_log)
+            predicted = impute_panel(gathered, part, asked[lacking], seed)
         for target, values in zip(whole[:2], predicted[:2], strict=True):
             target[np.ix_(rows, lacking)] = values
         whole.expected_r[lacking], whole.interval[lacking] = (
@@ -195,6 +218,8 @@ def imputed_anndata(
 def label_query(module: AlphaSTomicsModule, gathered: Gathered, seed: int) -> Labels:
     """Predict the type of every cell of a query."""
     known, query = gathered.known, gathered.query
+    if known is None or (known.cell_type != UNKNOWN).sum() < SAY_ENOUGH:
+        known = gathered.everything()
     if known is None:
         raise InputError(no_known_cells("cell types are predicted"))
     if not (known.cell_type != UNKNOWN).any():
@@ -205,8 +230,9 @@ def label_query(module: AlphaSTomicsModule, gathered: Gathered, seed: int) -> La
     names = np.unique(known.cell_type[known.cell_type != UNKNOWN].astype(str)).tolist()
     probability, accuracy = np.zeros((len(query), len(names))), []
     for rows in gathered.panels():
-        require_shared(query, rows, known)
-        predicted = predict_labels(known, query.take(rows), seed, is_log=gathered.is_log)
+        part = query.take(rows)
+        require_shared(part, known)
+        predicted = predict_labels(known, part, seed, is_log=gathered.is_log)
         columns = [names.index(name) for name in predicted.names]
         probability[np.ix_(rows, columns)] = predicted.probability
         accuracy.append(predicted.expected_accuracy * len(rows) / len(query))

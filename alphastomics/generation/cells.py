@@ -24,7 +24,7 @@ from alphastomics.preprocessing.cell_table import CellTable, joined_tables
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import moments_of_sparse, standard_deviation, standardized
 from alphastomics.preprocessing.query_fit import LEAST_CELLS, opened_query, require_enough
-from alphastomics.preprocessing.schema import Metadata
+from alphastomics.preprocessing.schema import REFERENCE, SPLITS, Metadata
 from alphastomics.preprocessing.shard_reader import Scaling, ShardReader
 
 logger = logging.getLogger(__name__)
@@ -279,22 +279,26 @@ def centred(cells: InputCells, known: InputCells | None) -> tuple[InputCells, In
 
 
 def read_processed(where: Path, genes: Sequence[str], split: str | None) -> InputCells:
-    """Read the cells of one split of a processed folder, or of all (None), slice by slice."""
+    """Read the cells of one split of a processed folder, or of all (None), slice by slice.
+
+    All are those with positions; dissociated cells are read where their split is named.
+    """
     folder = DataFolder(where)
     metadata = folder.metadata()
     if metadata.genes != list(genes):
         raise InputError(
             f"{where}: its genes are not the checkpoint's; preprocess with the checkpoint's list"
         )
-    if split is not None:
+    is_dissociated = split == REFERENCE
+    if split is not None and not is_dissociated:
         require_split(metadata, split, where)
-    splits = [name for name in metadata.splits if split in (None, name)]
+    splits = SPLITS if split is None else (split,)
     readers = [ShardReader(folder, metadata, name, verify=True) for name in splits]
     pieces = [(reader, piece) for reader in readers for piece in reader.pieces]
     table = joined_tables([reader.read(piece) for reader, piece in pieces])
     names = [name for reader, piece in pieces for name in reader.names(piece)[1].to_pylist()]
     reader = readers[0]
-    of_slices = [record.name for record in metadata.slices]
+    of_slices = [record.name for record in metadata.records]
     present, codes = np.unique(table.slice_id, return_inverse=True)
     types = metadata.cell_types
     # What is Arrow's own memory is copied: torch wants it writable.
@@ -303,13 +307,13 @@ def read_processed(where: Path, genes: Sequence[str], split: str | None) -> Inpu
     )
     return InputCells(
         expression=expression,
-        position=position,
+        position=None if is_dissociated else position,
         cell_type=None if types is None else labels_of(table.cell_type, types),
         slice_id=codes.astype(np.int64),
         cell_id=table.cell_id,
         obs_name=pa.array(unique_names(names, [of_slices[number] for number in table.slice_id])),
         measured=reader.measured_genes[reader.panel_of_slice[present]],
-        dims=2 if all(metadata.slices[number].z is not None for number in present) else 3,
+        dims=2 if is_dissociated or all(metadata.slices[n].z is not None for n in present) else 3,
         slice_names=[of_slices[number] for number in present],
         common_frame=metadata.has_common_frame,
         scaling=rows_of_scaling(reader.scaling, present),
@@ -320,7 +324,7 @@ def require_split(metadata: Metadata, split: str, where: Path) -> None:
     """Refuse a split that makes no tissue, and say what to use instead."""
     cells = metadata.splits[split].cells
     if cells < LEAST_CELLS:
-        others = [name for name, record in metadata.splits.items() if record.cells >= LEAST_CELLS]
+        others = [name for name in SPLITS if metadata.splits[name].cells >= LEAST_CELLS]
         raise InputError(
             f"{where}: its {split} split has {cells} cell(s), at least {LEAST_CELLS} are needed: "
             f"give slices of your own with --input_data, or --split {' or '.join(others)}"

@@ -17,7 +17,7 @@ from scipy.spatial import cKDTree
 from sklearn.decomposition import PCA
 
 from alphastomics.attn_model.neighbourhood import smoothed_set
-from alphastomics.diffusion_model.count_fit import unscaled
+from alphastomics.diffusion_model.count_cells import unscaled
 from alphastomics.generation.cells import InputCells
 from alphastomics.preprocessing.schema import TARGET_SUM
 

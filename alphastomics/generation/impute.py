@@ -59,6 +59,12 @@ class Imputed(NamedTuple):
     expected_r: Float64[np.ndarray, " G"]
     interval: Float64[np.ndarray, " G"]
 
+    @classmethod
+    def empty(cls, cells: int, genes: int) -> "Imputed":
+        """Return arrays to be filled."""
+        shapes = ((cells, genes), (cells, genes), (genes,), (genes,))
+        return cls(*(np.full(shape, np.nan) for shape in shapes))
+
 
 def impute(
     known: GeneCells, query: GeneCells, asked: Int64[np.ndarray, " G"], seed: int, *, is_log: bool
@@ -79,9 +85,7 @@ def impute(
         Whether values are logarithms of shares, as `log1p` after `normalize_total` makes them.
     """
     rng = np.random.default_rng(seed)
-    cells, genes = len(query), len(asked)
-    shapes = ((cells, genes), (cells, genes), (genes,), (genes,))
-    whole = Imputed(*(np.full(shape, np.nan) for shape in shapes))
+    whole = Imputed.empty(len(query), len(asked))
     measuring = known.measured[:, asked].T
     for slices in np.unique(measuring, axis=0):
         group = np.flatnonzero((measuring == slices).all(1))

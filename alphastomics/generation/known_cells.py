@@ -1,7 +1,8 @@
 """What is known beside a query: a model, a query and perhaps a reference enter; their cells leave.
 
-Known cells are those that the model was trained on, where their processed folder is found, and
-those of a reference, which may be dissociated and may have genes that the model does not know.
+Known cells are those that the model was trained on, with or without positions, where their
+processed folder is found, and those of a reference, which may be dissociated and may have genes
+that the model does not know.
 """
 
 import logging
@@ -18,7 +19,7 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells, read_processed, read_pt, read_query
 from alphastomics.generation.gene_features import GeneCells, gene_cells, joined
 from alphastomics.generation.notices import is_processed
-from alphastomics.generation.training_cells import training_cells
+from alphastomics.generation.training_cells import dissociated_cells, training_cells
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
@@ -51,7 +52,9 @@ class Gathered(NamedTuple):
     cells, query
         The query as the model reads it, and in the unit that users know.
     known
-        Training and reference cells; None without any.
+        Cells of training slices and of a reference; None without any.
+    dissociated
+        Cells without positions of the training data; None without any.
     is_log
         Whether values are logarithms of shares.
     """
@@ -60,7 +63,13 @@ class Gathered(NamedTuple):
     cells: InputCells
     query: GeneCells
     known: GeneCells | None
+    dissociated: GeneCells | None
     is_log: bool
+
+    def everything(self) -> GeneCells | None:
+        """Return known cells, with dissociated ones of the training data."""
+        parts = [part for part in (self.known, self.dissociated) if part is not None]
+        return joined(parts) if parts else None
 
     def panels(self) -> Iterator[np.ndarray]:
         """Yield the rows of query cells whose slices measured the same genes."""
@@ -114,18 +123,13 @@ def gather(
         offered = set(contents_of(reference).genes) - set(genes)
         extra = sorted(offered if useful is None else offered & useful)
     every = [*genes, *extra]
-    if is_file:
-        require_file_of_cells(query.path)
-        untyped = with_type_key(query.config, None)  # its types are what is asked for
-        cells = read_query(query.path, every, module.normalization, untyped, checks_genes=False)
-    elif query.path.suffix == ".pt":
-        cells = read_pt(query.path, len(genes))
-    else:
-        cells = read_processed(query.path, genes, query.split)
+    cells = read_asked(module, query, every) if is_file else read_prepared(query, genes)
     parts = []
     known = training_cells(module, genes, near)
     if known is not None:
         parts.append(gene_cells(known, len(every), some_rows(known)))
+    without = dissociated_cells(module, genes, near)
+    dissociated = None if without is None else reference_cells(without, len(every))
     asked = gene_cells(cells, len(every))
     if reference is not None:
         parts.append(read_reference(module, every, reference))
@@ -135,10 +139,26 @@ def gather(
                 "does, in var_names"
             )
     log_normalized = (module.normalization or DEFAULT_NORMALIZATION)["log_normalize"]
+    others = [] if dissociated is None else [dissociated]
     is_log = bool(log_normalized) and all(
-        part.values.min(initial=0) >= 0 for part in (asked, *parts)
+        part.values.min(initial=0) >= 0 for part in (asked, *parts, *others)
     )
-    return Gathered(every, cells, asked, joined(parts) if parts else None, is_log)
+    known_parts = joined(parts) if parts else None
+    return Gathered(every, cells, asked, known_parts, dissociated, is_log)
+
+
+def read_asked(module: AlphaSTomicsModule, query: Source, genes: list[str]) -> InputCells:
+    """Read a query from a file of cells; its types are what is asked for."""
+    require_file_of_cells(query.path)
+    untyped = with_type_key(query.config, None)
+    return read_query(query.path, genes, module.normalization, untyped, checks_genes=False)
+
+
+def read_prepared(query: Source, genes: list[str]) -> InputCells:
+    """Read a query that is normalised already: tensors, or a processed folder."""
+    if query.path.suffix == ".pt":
+        return read_pt(query.path, len(genes))
+    return read_processed(query.path, genes, query.split)
 
 
 def require_file_of_cells(path: Path) -> None:
@@ -177,14 +197,19 @@ def read_reference(module: AlphaSTomicsModule, genes: list[str], source: Source)
         key = None
     config = with_type_key(source.config, key)
     cells = read_query(source.path, genes, module.normalization, config, checks_genes=False)
+    return reference_cells(cells, len(genes))
+
+
+def reference_cells(cells: InputCells, num_genes: int) -> GeneCells:
+    """Take some of the cells of a reference, in the unit that users know."""
     # Whatever its slices are called, they are none of the query's.
     names = [f"reference: {name}" for name in cells.slice_names]
-    return gene_cells(replace(cells, slice_names=names), len(genes), some_rows(cells))
+    return gene_cells(replace(cells, slice_names=names), num_genes, some_rows(cells))
 
 
-def require_shared(query: GeneCells, rows: np.ndarray, known: GeneCells) -> None:
+def require_shared(query: GeneCells, known: GeneCells) -> None:
     """Refuse a query that shares no gene with known cells; warn of one that shares few."""
-    measured = query.measured[query.slice_id[rows[0]]]
+    measured = query.measured[query.slice_id[0]]
     shared = int((measured & known.measured.any(0)).sum())
     if shared == 0:
         raise InputError(

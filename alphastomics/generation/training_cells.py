@@ -25,7 +25,7 @@ from alphastomics.generation.intervals import ExpressionIntervals
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.spatial_context import SpatialContext
 from alphastomics.preprocessing.folder import DataFolder
-from alphastomics.preprocessing.schema import METADATA_FILE
+from alphastomics.preprocessing.schema import METADATA_FILE, REFERENCE
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,24 @@ def training_cells(
     split
         None: with the cells of that folder which training did not see.
     """
+    where = training_folder(module, genes, near)
+    return None if where is None else read_processed(where, genes, split)
+
+
+def dissociated_cells(
+    module: AlphaSTomicsModule, genes: list[str], near: Sequence[Path] = ()
+) -> InputCells | None:
+    """Read the cells without positions that a model was trained with, if there are any."""
+    where = training_folder(module, genes, near)
+    if where is None or not DataFolder(where).metadata().references:
+        return None
+    return read_processed(where, genes, REFERENCE)
+
+
+def training_folder(
+    module: AlphaSTomicsModule, genes: list[str], near: Sequence[Path]
+) -> Path | None:
+    """Find the processed folder that a model was trained on."""
     if module.training_digest is None:
         return None
     for where in _candidates(Path(module.config.data.processed_data_dir), near):
@@ -81,7 +99,7 @@ def training_cells(
             continue
         metadata = DataFolder(where).metadata()
         if metadata.training_digest == module.training_digest and metadata.genes == genes:
-            return read_processed(where, genes, split)
+            return where
         logger.info("%s: is not the processed folder of this training: not used", where)
     return None
 

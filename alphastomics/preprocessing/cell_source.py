@@ -118,6 +118,10 @@ class CellSource(ABC):
     def positions(self, key: str) -> Coordinates:
         """Open the coordinates of a name; an unknown one is refused."""
 
+    def is_dissociated(self, key: str) -> bool:
+        """Tell cells without positions from slices whose coordinates go by another name."""
+        return not self.position_keys
+
     def verify(self) -> None:  # noqa: B027 (one file has nothing to be compared with)
         """Check what takes a pass over the input: do its files speak of the same cells."""
 
@@ -184,6 +188,16 @@ class Format:
     opened: Callable[[Path, SourceOptions], AbstractContextManager[CellSource]]
     has_positions: bool = True
     is_searched: bool = True
+
+
+def may_be_positions(keys: list[str], key: str) -> bool:
+    """Tell whether one of the keys of obsm may be that of coordinates.
+
+    Embeddings begin with X_, as scanpy names them, and are none.
+    """
+    return any(
+        name == key or name in USUAL_POSITION_KEYS or not name.startswith("X_") for name in keys
+    )
 
 
 def usual_position_key(present: list[str], options: PreprocessingConfig) -> str:

@@ -35,7 +35,7 @@ class ChunkTask:
     first_rows
         For each slice of the file, how many of its cells lie in earlier chunks.
     z
-        The z of each slice of the file; None for 3D coordinates.
+        The z of each slice of the file; None for 3D coordinates, and without any.
     transposed
         Where the rows of a file without ranges were put, else None.
     """
@@ -104,6 +104,8 @@ def _sorted_by_slice(task: ChunkTask, cells: CellTable) -> CellTable:
     order = np.argsort(slices, kind="stable")
     sizes = np.bincount(slices, minlength=len(task.first_rows))
     rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    if not task.inspection.has_positions:
+        cells.position[:] = np.nan
     if task.z is not None:
         cells.position[:, 2] = np.array(task.z, dtype=np.float64)[slices]
     return replace(

@@ -72,7 +72,11 @@ def preprocess(
                 return done
         second_stage.require_ours(output_dir)
         middle = output_dir / INTERMEDIATE_FOLDER
-        first_stage.run(options, request, inputs, gene_list_file, middle, pool, overwrite=overwrite)
+        first_stage.run(
+            *(options, request, inputs, gene_list_file, middle, pool),
+            overwrite=overwrite,
+            needs_slices=True,
+        )
         metadata = second_stage.run(options, [middle], output_dir, seed, pool, overwrite=overwrite)
     return _summary(output_dir, metadata)
 
@@ -97,8 +101,11 @@ def stage1(
         name, inputs = input_dir.resolve().name, find_inputs(input_dir, SourceOptions.of(options))
         options = with_usual_positions(options, inputs)
         request = first_stage.request_of(options, name, inputs, gene_list_file, pool)
+        # A dataset of dissociated cells may be merged with slices.
         dataset = first_stage.run(
-            options, request, inputs, gene_list_file, output_dir, pool, overwrite=overwrite
+            *(options, request, inputs, gene_list_file, output_dir, pool),
+            overwrite=overwrite,
+            needs_slices=False,
         )
     return {
         "output_dir": str(output_dir),

@@ -46,6 +46,7 @@ class Slice(Loose):
     cells: Annotated[int, Field(gt=0)]
     panel: NonNegative
     z: Number | int | None
+    has_positions: bool = True
 
 
 class PartRecord(Loose):
@@ -82,6 +83,10 @@ class DatasetRecord(Loose):
             "a part stands there twice": len(set(files)) == len(files),
             "a panel lacks genes that are not there": max(missing, default=0) < len(self.genes),
             "a slice has no panel": all(record.panel < len(self.panels) for record in self.slices),
+            "cells without positions are not the last": sorted(
+                self.slices, key=lambda record: not record.has_positions
+            )
+            == self.slices,
             "a part does not hold its cells": all(
                 part.cells == sum(run[2] for run in part.runs) for part in self.parts
             ),

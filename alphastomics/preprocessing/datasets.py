@@ -7,6 +7,7 @@ between them is checked.
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class Merged:
     genes: tuple[str, ...]
     cell_types: tuple[str, ...] | None
     slices: tuple[dict[str, Any], ...]
+    references: tuple[dict[str, Any], ...]
+    """Dissociated cells, numbered after all slices."""
     panels: tuple[tuple[int, ...], ...]
     parts: tuple[Part, ...]
     log_normalize: bool
@@ -61,6 +64,15 @@ class Merged:
     def slice_sizes(self) -> tuple[int, ...]:
         """Count the cells of each slice."""
         return tuple(record["cells"] for record in self.slices)
+
+    @property
+    def reference_sizes(self) -> tuple[int, ...]:
+        """Count the dissociated cells of each input."""
+        return tuple(record["cells"] for record in self.references)
+
+    def parts_of(self, *, slices: bool) -> list[Part]:
+        """List the parts with cells of slices, or those of dissociated cells."""
+        return [part for part in self.parts if (part.runs[0][0] < len(self.slices)) == slices]
 
 
 def find_dataset(folder: Path) -> Path:
@@ -90,6 +102,12 @@ def merge(folders: list[Path]) -> Merged:
         require_same_gene_lists(
             datasets[0]["genes"], dataset["genes"], str(folders[0]), str(source)
         )
+    spatial = [has_slices(dataset) for dataset in datasets]
+    if not any(spatial):
+        raise InputError(
+            f"--input_dirs: no cell of {' '.join(map(str, folders))} has a position, and training "
+            "needs slices that have them: name a folder of slices, too"
+        )
     _check_flags(sources, datasets)
     flags = [dataset["request"]["flags"] for dataset in datasets]
     _warn_of_repeated_files(datasets)
@@ -104,12 +122,15 @@ def merge(folders: list[Path]) -> Merged:
         genes=tuple(datasets[0]["genes"]),
         cell_types=types,
         slices=tuple(_slices(datasets)),
+        references=tuple(_references(datasets)),
         panels=tuple(tuple(panel) for dataset in datasets for panel in dataset["panels"]),
         parts=tuple(_parts(sources, datasets, types or ())),
         # The values of all datasets are of the kind that the most prepared one has.
         log_normalize=any(flag["log_normalize"] for flag in flags),
         scale=any(flag["scale"] for flag in flags),
-        common_frame=all(flag.get("common_frame") for flag in flags),
+        common_frame=all(
+            flag.get("common_frame") for flag, has in zip(flags, spatial, strict=True) if has
+        ),
         fractions=any(dataset.get("fractions") for dataset in datasets),
     )
 
@@ -127,7 +148,7 @@ def require_sound(dataset: Any, path: Path) -> None:
 
 def _check_flags(sources: list[Path], datasets: list[Any]) -> None:
     """Say where datasets differ in their normalisation, or 2D is mixed with 3D."""
-    first = datasets[0]["request"]["flags"]
+    first = next(filter(has_slices, datasets))["request"]["flags"]
     for source, dataset in zip(sources, datasets, strict=True):
         flags = dataset["request"]["flags"]
         for key, flag in SKIPPED.items():
@@ -137,7 +158,7 @@ def _check_flags(sources: list[Path], datasets: list[Any]) -> None:
                     "what the other datasets' become; metadata.json has each slice's normalisation",
                     *(source, flag),
                 )
-        if flags["position_is_3d"] != first["position_is_3d"]:
+        if has_slices(dataset) and flags["position_is_3d"] != first["position_is_3d"]:
             logger.warning(
                 "%s: 2D slices, whose z is made up, are merged with 3D ones: the two do not share "
                 "a frame",
@@ -155,45 +176,78 @@ def _warn_of_repeated_files(datasets: list[Any]) -> None:
             seen[digest] = here
 
 
-def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
-    """Give the slices their merged numbers, z and names, which are made unique."""
+def has_position(record: Any) -> bool:
+    """Tell a slice from dissociated cells; records of older versions are slices."""
+    return bool(record.get("has_positions", True))
+
+
+def has_slices(dataset: Any) -> bool:
+    """Tell whether a dataset has cells with positions."""
+    return any(map(has_position, dataset["slices"]))
+
+
+def _merged_records(datasets: list[Any], *, slices: bool) -> list[dict[str, Any]]:
+    """Give slices, or dissociated cells, their dataset, panel and a name of their own."""
     uses = Counter(record["name"] for dataset in datasets for record in dataset["slices"])
     merged: list[dict[str, Any]] = []
-    first_panel, highest = 0, None
+    first_panel = 0
     for number, dataset in enumerate(datasets):
-        z_values = _z_values(dataset, highest)
         done = {key: dataset["request"]["flags"][key] for key in SKIPPED}
-        for record, z in zip(dataset["slices"], z_values, strict=True):
+        for record in dataset["slices"]:
+            if has_position(record) != slices:
+                continue
             name = record["name"]
             if uses[name] > 1:
                 name = f"{number}:{dataset['name']}:{name}"
-            panel = first_panel + record["panel"]
-            identity = {"name": name, "dataset": number, "z": z, "panel": panel}
-            merged.append({**record, **identity, **done})
-        highest = highest if z_values[-1] is None else z_values[-1]
+            identity = {"name": name, "dataset": number, "panel": first_panel + record["panel"]}
+            kept = {key: value for key, value in record.items() if key != "has_positions"}
+            merged.append({**kept, **identity, **done})
         first_panel += len(dataset["panels"])
     return merged
+
+
+def _slices(datasets: list[Any]) -> list[dict[str, Any]]:
+    """Give the slices their merged numbers, z and names, which are made unique."""
+    z_values: list[float | None] = []
+    highest = None
+    for dataset in datasets:
+        own = _z_values(dataset, highest)
+        highest = own[-1] if own and own[-1] is not None else highest
+        z_values += own
+    records = _merged_records(datasets, slices=True)
+    return [{**record, "z": z} for record, z in zip(records, z_values, strict=True)]
+
+
+def _references(datasets: list[Any]) -> list[dict[str, Any]]:
+    """Describe the dissociated cells, which have neither z nor sample."""
+    return [
+        {key: value for key, value in record.items() if key not in ("z", "sample")}
+        for record in _merged_records(datasets, slices=False)
+    ]
 
 
 def _z_values(dataset: Any, highest: float | None) -> list[float | None]:
     """Return the z of a dataset's slices: made-up ones go on, a spacing above the last so far."""
     flags = dataset["request"]["flags"]
+    slices = sum(map(has_position, dataset["slices"]))
     if flags["position_is_3d"]:
-        return [None] * len(dataset["slices"])
+        return [None] * slices
     spacing = flags["z_spacing"]
     steps = 0 if highest is None else highest / spacing + 1
-    return [(steps + i) * spacing for i in range(len(dataset["slices"]))]
+    return [(steps + i) * spacing for i in range(slices)]
 
 
 def _parts(sources: list[Path], datasets: list[Any], types: tuple[str, ...]) -> list[Part]:
     parts = []
-    first_slice = 0
+    # Merged numbers: all slices first, then the dissociated cells of all datasets.
+    records = chain.from_iterable(dataset["slices"] for dataset in datasets)
+    slices, references = count(), count(sum(map(has_position, records)))
     number_of = {name: number for number, name in enumerate(types)}
     for source, dataset in zip(sources, datasets, strict=True):
         numbers = tuple(number_of[name] for name in dataset["cell_types"] or ())
+        merged = [next(slices if has_position(r) else references) for r in dataset["slices"]]
         for part in dataset["parts"]:
-            runs = tuple((first_slice + run[0], run[1], run[2]) for run in part["runs"])
+            runs = tuple((merged[run[0]], run[1], run[2]) for run in part["runs"])
             path = source / part["file"]
             parts.append(Part(path, part["sha256"], part["cells"], part["entries"], runs, numbers))
-        first_slice += len(dataset["slices"])
     return parts

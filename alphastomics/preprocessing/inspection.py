@@ -27,6 +27,13 @@ from alphastomics.preprocessing.reader import OBS_ROWS, CellReader
 
 logger = logging.getLogger(__name__)
 
+# What dissociated cells are good for.
+USES = (
+    "put slices beside these cells, saved as .h5ad, and they teach genes and types; or train on "
+    "slices alone, then predict the positions of these cells with `alphastomics sample "
+    "--sample_mode expr_to_pos --input_data`, or learn from them with --sample_mode impute or "
+    "label and --reference"
+)
 # Columns of obs that name the animal or sample that a slice is of, most telling first.
 SAMPLE_KEYS = (
     *("animal_id", "animal", "donor_id", "donor", "subject_id", "subject", "mouse_id", "mouse"),
@@ -78,6 +85,10 @@ class Inspection:
     obs_columns: list[str]
     is_generated: bool
     """Whether `alphastomics sample` wrote the file."""
+    has_positions: bool
+    """Whether its cells have coordinates; dissociated cells have none."""
+    position_keys: list[str]
+    """Names in the file that coordinates might go by."""
     options: SourceOptions
     notes: list[str]
     """What the reader left out or chose."""
@@ -108,8 +119,6 @@ def find_inputs(folder: Path, options: SourceOptions) -> dict[str, Path]:
         raise _nothing_in(folder, options)
     for name in (folder.resolve().name, *inputs):
         require_text_name(Path(name))
-    for path in inputs.values():
-        require_positions(path, options)
     return dict(sorted(inputs.items()))
 
 
@@ -117,10 +126,8 @@ def require_positions(path: Path, options: SourceOptions) -> None:
     """Refuse cells of a format without coordinates, from which nothing can be learned."""
     if not FORMATS[format_of(path, options)].has_positions:
         raise InputError(
-            f"{path}: counts of dissociated cells have no positions, and training needs them: "
-            "train on spatial slices, then predict the positions of these cells with "
-            "`alphastomics sample --sample_mode expr_to_pos --input_data`, or learn genes and "
-            "types from them with --sample_mode impute or label and --reference"
+            f"{path}: counts of dissociated cells have no positions, and training needs slices "
+            f"that have them: {USES}"
         )
 
 
@@ -205,7 +212,9 @@ def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
             "from the folder"
         )
     expression = reader.expression
-    _check_positions(task, source.positions(task.position_key))
+    has_positions = not source.is_dissociated(task.position_key)
+    if has_positions:
+        _check_positions(task, source.positions(task.position_key))
     source.verify()
     chunk_rows = rows_that_fit(task.max_cells, expression.bytes_per_row(), task.total_bytes)
     types = reader.names_that_occur(task.cell_type_key)
@@ -222,6 +231,8 @@ def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
         samples=_samples(reader),
         obs_columns=reader.obs.columns,
         is_generated=source.is_generated,
+        has_positions=has_positions,
+        position_keys=source.position_keys,
         options=task.options,
         notes=list(source.notes),
     )

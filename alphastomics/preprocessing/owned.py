@@ -11,9 +11,11 @@ from typing import Any, TypeGuard
 from alphastomics.errors import InputError
 from alphastomics.preprocessing import resume
 from alphastomics.preprocessing.schema import (
+    ALL_SPLITS,
     DATA_FOLDER,
     DATASET_FILE,
     METADATA_FILE,
+    REFERENCE,
     SCALING_FILE,
     SHARD_FILE,
     SPLITS,
@@ -21,7 +23,7 @@ from alphastomics.preprocessing.schema import (
 )
 
 PART_FILE = re.compile(r"part-\d{5,}-\d{5,}\.arrow", re.ASCII)
-WRITTEN_SHARD = re.compile(rf"({'|'.join(SPLITS)})(-\d{{5,}})?\.parquet", re.ASCII)
+WRITTEN_SHARD = re.compile(rf"({'|'.join(ALL_SPLITS)})(-\d{{5,}})?\.parquet", re.ASCII)
 # Words that a damaged record of ours still has, and other programs' files have not.
 RECORD_WORDS = {DATASET_FILE: ('"panels"', '"parts"'), METADATA_FILE: ("row_groups", "sha256")}
 
@@ -46,6 +48,7 @@ def processed_files(folder: Path) -> list[str] | None:
         return None
     document = resume.load(path)
     listed = [_names(document, "splits", split, "shards") for split in SPLITS]
+    listed.append(_names(document, "splits", REFERENCE, "shards") or [])
     if None in listed:
         if not _was_ours(path):
             return None

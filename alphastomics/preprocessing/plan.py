@@ -29,11 +29,17 @@ class PlanRequest:
     max_shard_size: int
     bucket_rows: int
     seed: int
+    reference_sizes: tuple[int, ...] = ()
+    """Dissociated cells of each input: numbered after the slices, in a split of their own."""
+    reference_bucket_rows: int = 1
 
 
 @dataclass(frozen=True)
 class ShufflePlan:
-    """How many cells of each slice every bucket receives, and where the bucket belongs."""
+    """How many cells of each slice every bucket receives, and where the bucket belongs.
+
+    Dissociated cells are slices here, after all others, and their split is the fourth.
+    """
 
     counts: Int64[np.ndarray, "K S"]
     split: Int64[np.ndarray, " K"]
@@ -48,9 +54,9 @@ class ShufflePlan:
         """List the buckets of a shard in their order."""
         return np.flatnonzero((self.split == split) & (self.shard == shard)).tolist()
 
-    def cells_per_split(self) -> Int64[np.ndarray, "3 S"]:
+    def cells_per_split(self) -> Int64[np.ndarray, "4 S"]:
         """Count the cells of each slice in each split."""
-        return np.stack([self.counts[self.split == number].sum(axis=0) for number in range(3)])
+        return np.stack([self.counts[self.split == number].sum(axis=0) for number in range(4)])
 
 
 def split_sizes(total: int, ratios: Sequence[float]) -> Int64[np.ndarray, " 3"]:
@@ -100,20 +106,20 @@ def runs(total: int, longest: int) -> list[int]:
 
 
 def mixed_shards(
-    cells: Int64[np.ndarray, " S"], request: PlanRequest, split: int
+    cells: Int64[np.ndarray, " S"], request: PlanRequest, split: int, bucket_rows: int
 ) -> list[list[Int64[np.ndarray, " S"]]]:
     """Layout `shuffled`: every shard, and every bucket in it, samples all slices."""
     rng = np.random.default_rng([request.seed, SHARD_STREAM, split])
     sizes = runs(int(cells.sum()), request.max_shard_size)
     shards = draw_without_replacement(cells, sizes, rng)
     return [
-        draw_without_replacement(shard, runs(size, request.bucket_rows), rng)
+        draw_without_replacement(shard, runs(size, bucket_rows), rng)
         for shard, size in zip(shards, sizes, strict=True)
     ]
 
 
 def shards_by_slice(
-    cells: Int64[np.ndarray, " S"], request: PlanRequest
+    cells: Int64[np.ndarray, " S"], request: PlanRequest, bucket_rows: int
 ) -> list[list[Int64[np.ndarray, " S"]]]:
     """Layout `slice`: a bucket has cells of one slice; a shard starts anew rather than cut one."""
     shards: list[list[Int64[np.ndarray, " S"]]] = []
@@ -124,7 +130,7 @@ def shards_by_slice(
                 shards.append([])
                 left = request.max_shard_size
             left -= piece
-            for rows in runs(piece, request.bucket_rows):
+            for rows in runs(piece, bucket_rows):
                 bucket = np.zeros_like(cells)
                 bucket[number] = rows
                 shards[-1].append(bucket)
@@ -133,18 +139,24 @@ def shards_by_slice(
 
 def make_shuffle_plan(request: PlanRequest) -> ShufflePlan:
     """Plan the whole of stage 2."""
-    counts, split_of, shard_of = [], [], []
-    for split, cells in enumerate(draw_splits(request)):
+    counts: list[Int64[np.ndarray, " S"]] = []
+    split_of, shard_of = [], []
+    slices, references = len(request.slice_sizes), len(request.reference_sizes)
+    reference = np.array(request.reference_sizes, dtype=np.int64)
+    # What is sampled of slices does not depend on the dissociated cells.
+    parts = [(cells, request.bucket_rows, (0, references)) for cells in draw_splits(request)]
+    parts.append((reference, request.reference_bucket_rows, (slices, 0)))
+    for split, (cells, bucket_rows, others) in enumerate(parts):
         shards = (
-            mixed_shards(cells, request, split)
+            mixed_shards(cells, request, split, bucket_rows)
             if request.layout == "shuffled"
-            else shards_by_slice(cells, request)
+            else shards_by_slice(cells, request, bucket_rows)
         )
         for number, buckets in enumerate(shards):
-            counts.extend(buckets)
+            counts.extend(np.pad(bucket, others) for bucket in buckets)
             split_of.extend([split] * len(buckets))
             shard_of.extend([number] * len(buckets))
-    table = np.array(counts, dtype=np.int64).reshape(-1, len(request.slice_sizes))
+    table = np.array(counts, dtype=np.int64).reshape(-1, slices + references)
     where = np.array([split_of, shard_of], dtype=np.int64).reshape(2, -1)
     return ShufflePlan(table, where[0], where[1], request.seed)
 

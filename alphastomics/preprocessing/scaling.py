@@ -101,23 +101,30 @@ def slice_scaling(
     """Yield every slice's mean and std.
 
     They are 0 and 1 for genes that a slice did not measure, and throughout for slices that are not
-    standardised.
+    standardised. Dissociated cells come last, as in their numbers.
     """
-    numbers, genes = [record["dataset"] for record in datasets.slices], len(datasets.genes)
-    for number, folder in enumerate(datasets.folders):
-        size = numbers.count(number)
-        if not datasets.requests[number]["flags"]["scale"]:
-            yield from [(np.zeros(genes), np.ones(genes))] * size
-            continue
-        digest = datasets.statistics_sha256[number]
-        for moments in _stored_moments(folder / STATISTICS_FILE, digest, size, genes):
-            whole = moments.whole(genes)
-            yield whole.mean, standard_deviation(whole)
+    genes = len(datasets.genes)
+    slices, references = (
+        [record["dataset"] for record in records]
+        for records in (datasets.slices, datasets.references)
+    )
+    for records in (slices, references):
+        for number, folder in enumerate(datasets.folders):
+            size = records.count(number)
+            if not size or not datasets.requests[number]["flags"]["scale"]:
+                yield from [(np.zeros(genes), np.ones(genes))] * size
+                continue
+            digest = datasets.statistics_sha256[number]
+            path, both = folder / STATISTICS_FILE, (slices.count(number), references.count(number))
+            stored = _stored_moments(path, digest, sum(both), genes)
+            for moments in stored[:size] if records is slices else stored[both[0] :]:
+                whole = moments.whole(genes)
+                yield whole.mean, standard_deviation(whole)
 
 
 def write_scaling(datasets: Merged, shuffle: Path) -> None:
     """Write each slice's mean, std and what an absent value stands for, for tasks to map."""
-    shape = (len(datasets.slices), len(datasets.genes))
+    shape = (len(datasets.slices) + len(datasets.references), len(datasets.genes))
     with ExitStack() as stack:
         files = [stack.enter_context(hashing(shuffle / f"{name}.npy")) for name in KINDS]
         for file, kind in zip(files, KINDS.values(), strict=True):

@@ -16,6 +16,9 @@ from alphastomics.preprocessing.resume import checksum_holds
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation", "test")
+# The cells without positions, which are in no other split.
+REFERENCE = "reference"
+ALL_SPLITS = (*SPLITS, REFERENCE)
 DATA_FOLDER = "data"
 METADATA_FILE = "metadata.json"
 SCALING_FILE = "scaling.npz"
@@ -100,7 +103,7 @@ class SliceRecord(Record):
     file: str
     cells: int
     cells_per_split: dict[str, int]
-    panel: int
+    panel: NonNegative
     """Which of `panels` says what genes were measured."""
     z: float | None
     """The made-up z of a 2D slice; null where the file had three coordinates."""
@@ -109,6 +112,18 @@ class SliceRecord(Record):
     """What was done to the slice's values; null: what `normalization` says of all slices."""
     sample: str | None = None
     """The animal or sample that the slice is of, where obs names one."""
+
+
+class ReferenceRecord(Record):
+    """Dissociated cells of one input; those of `slices` come before them in `slice_id`."""
+
+    name: str
+    dataset: int
+    file: str
+    cells: int
+    panel: NonNegative
+    log_normalize: bool | None = None
+    scale: bool | None = None
 
 
 class Panel(Record):
@@ -177,6 +192,8 @@ class Metadata(Record):
     position_statistics: PositionStatistics | None
     splits: dict[str, SplitRecord]
     slices: list[SliceRecord]
+    references: list[ReferenceRecord] = Field(default_factory=list)
+    """Dissociated cells: all of the split `reference`, which is there where these are."""
     panels: list[Panel]
     scaling_sha256: str | None
     provenance: Provenance
@@ -198,6 +215,16 @@ class Metadata(Record):
         return planar == {False} or (self.common_frame and planar == {True})
 
     @property
+    def records(self) -> list[SliceRecord | ReferenceRecord]:
+        """Return what `slice_id` counts: slices, then dissociated cells."""
+        return [*self.slices, *self.references]
+
+    @property
+    def reference_cells(self) -> int:
+        """Count the dissociated cells."""
+        return sum(record.cells for record in self.references)
+
+    @property
     def checksums(self) -> dict[str, str]:
         """Return the sha256 of every file that the folder has beside metadata.json."""
         shards = [shard for split in self.splits.values() for shard in split.shards]
@@ -215,14 +242,19 @@ class Metadata(Record):
     def parts_agree(self) -> "Metadata":
         """Refuse parts that contradict one another: every number must lead somewhere."""
         shards = [shard for split in self.splits.values() for shard in split.shards]
-        known = range(len(self.slices))
+        known = range(len(self.records))
         runs = [number for shard in shards for number, _ in shard.slices or ()]
+        names = set(ALL_SPLITS if self.references else SPLITS)
+        panels = [record.panel for record in self.records]
         checks = {
             "num_genes is not the number of genes": self.num_genes == len(self.genes) > 0,
             "a gene stands there twice": len(set(self.genes)) == len(self.genes),
-            f"splits are not {', '.join(SPLITS)}": set(self.splits) == set(SPLITS),
+            f"splits are not {', '.join(SPLITS)}, and {REFERENCE} for dissociated cells": set(
+                self.splits
+            )
+            == names,
             "there are no slices": bool(self.slices),
-            "a slice has no panel": all(s.panel in range(len(self.panels)) for s in self.slices),
+            "a slice has no panel": max(panels, default=0) < len(self.panels),
             "a panel lacks genes that are not there": all(
                 gene < self.num_genes for panel in self.panels for gene in panel.missing
             ),
@@ -249,17 +281,24 @@ class Metadata(Record):
             return False
         of_slices = [record.cells for record in self.slices]
         of_splits = {name: self.splits[name].cells for name in SPLITS}
+        of_references = [record.cells for record in self.references]
+        if of_references and sum(of_references) != self.splits[REFERENCE].cells:
+            return False
         if [sum(per_split.values()) for per_split in counts] != of_slices:
             return False
         if {name: sum(per_split[name] for per_split in counts) for name in SPLITS} != of_splits:
             return False
         if self.layout != "slice":
             return True
-        for name in SPLITS:
-            per_split = [0] * len(counts)
+        none = [0] * len(of_references)
+        expected = {name: [each[name] for each in counts] + none for name in SPLITS}
+        if of_references:
+            expected[REFERENCE] = [0] * len(counts) + of_references
+        for name, cells in expected.items():
+            per_split = [0] * len(cells)
             for number, size in (run for s in self.splits[name].shards for run in s.slices or ()):
                 per_split[number] += size
-            if per_split != [each[name] for each in counts]:
+            if per_split != cells:
                 return False
         return True
 

@@ -25,6 +25,7 @@ from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import absent, densified
 from alphastomics.preprocessing.schema import (
     METADATA_FILE,
+    REFERENCE,
     SCALING_FILE,
     Metadata,
     ShardRecord,
@@ -114,7 +115,7 @@ class ShardReader:
                 mean, std = arrays["mean"], arrays["std"]
         except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"{where}: cannot be read: it is damaged; preprocess again") from error
-        shape = (len(self.metadata.slices), self.metadata.num_genes)
+        shape = (len(self.metadata.records), self.metadata.num_genes)
         if not mean.shape == std.shape == shape or {mean.dtype.kind, std.dtype.kind} != {"f"}:
             raise InputError(f"{where}: does not hold {shape[0]} slices x {shape[1]} genes")
         return Scaling(mean, std)
@@ -130,7 +131,7 @@ class ShardReader:
     @cached_property
     def panel_of_slice(self) -> Int64[np.ndarray, " S"]:
         """Return the panel of each slice."""
-        return np.array([record.panel for record in self.metadata.slices])
+        return np.array([record.panel for record in self.metadata.records])
 
     def read(self, piece: Piece) -> CellTable:
         """Read some rows of a row group; the names of cells stay on the disk."""
@@ -208,6 +209,7 @@ class ShardReader:
         if len(batch) != self.shards[piece.shard].row_groups[piece.group]:
             raise ValueError(f"row group {piece.group} has {len(batch)} rows")
         metadata = self.metadata
-        most = {"slice_id": len(metadata.slices), "cell_type": len(metadata.cell_types or ())}
+        slices = len(metadata.records if self.split == REFERENCE else metadata.slices)
+        most = {"slice_id": slices, "cell_type": len(metadata.cell_types or ())}
         check_batch(batch, self._schema, metadata.num_genes, most)
         return from_batch(batch, metadata.num_genes)

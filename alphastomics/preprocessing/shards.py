@@ -41,7 +41,7 @@ from alphastomics.preprocessing.plan import (
 )
 from alphastomics.preprocessing.resume import load_done, write_marker
 from alphastomics.preprocessing.scaling import mapped_scaling
-from alphastomics.preprocessing.schema import DATA_FOLDER, SPLITS, shard_name
+from alphastomics.preprocessing.schema import ALL_SPLITS, DATA_FOLDER, SPLITS, shard_name
 
 ROW_GROUP_BYTES = 8 << 20  # read in a few milliseconds, yet large enough to read at full speed
 LONGEST_ROW_GROUP = 8192
@@ -209,7 +209,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     It waits in `staged_folder` until all are complete: then they replace older ones together.
     """
     plan = plan_of(task.plan)
-    name = shard_name(SPLITS[task.split], task.shard, plan.num_shards(task.split))
+    name = shard_name(ALL_SPLITS[task.split], task.shard, plan.num_shards(task.split))
     path = task.staged_folder / name
     done = task.folder / f"shard-{task.split}-{task.shard:05d}.json"
     marker = load_done(done, {"sha256": [path, task.staged_folder.parent / name]})

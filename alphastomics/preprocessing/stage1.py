@@ -22,6 +22,12 @@ from alphastomics.preprocessing import genes as gene_names
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.chunks import ChunkTask, write_chunk
+from alphastomics.preprocessing.dissociated import (
+    default_genes,
+    require_slices,
+    say_what_they_teach,
+    slices_first,
+)
 from alphastomics.preprocessing.inspection import (
     Inspection,
     InspectionTask,
@@ -87,10 +93,12 @@ def run(
     pool: WorkerPool,
     *,
     overwrite: bool,
+    needs_slices: bool,
 ) -> dict[str, Any]:
     """Bring a folder to the state that was asked for; return what dataset.json says.
 
-    The parts are made in a work folder inside; what was there before stays until they are complete.
+    With `needs_slices`, inputs none of which has positions are refused. The parts are made in a
+    work folder inside; what was there before stays until they are complete.
     """
     work = folder / WORK_FOLDER
     space = Workspace(folder, DATASET_FILE, work, work, "part-*.json", owned.dataset_files)
@@ -104,6 +112,9 @@ def run(
     # Our own subfolders do not count.
     space.require_ours([first_file(folder, {WORK_FOLDER, SHUFFLE_FOLDER})])
     inspections, genes = _look(options, inputs, gene_list_file, pool)
+    if needs_slices:
+        require_slices(inspections, options.position_key)
+    say_what_they_teach(inspections, genes)
     with space.working(request, empty=[folder]):
         dataset = _act(options, request, inspections, genes, work, pool)
     space.move_into_place([*(part["file"] for part in dataset["parts"]), STATISTICS_FILE])
@@ -162,9 +173,11 @@ def _look(
             logger.info("%s: %s", inspection.path, note)
     _check_cell_types(options, inspections)
     _point_out_generated(inspections)
-    genes = gene_names.union_of(inspection.genes for inspection in inspections)
-    gene_names.hint_at_case(genes)
-    if gene_list_file is not None:
+    inspections = slices_first(inspections)
+    gene_names.hint_at_case(gene_names.union_of(inspection.genes for inspection in inspections))
+    if gene_list_file is None:
+        genes = default_genes(inspections)
+    else:
         genes = gene_names.read_gene_list(gene_list_file)
     for inspection in inspections:
         gene_names.align(inspection.genes, genes, inspection.path)
@@ -237,7 +250,8 @@ def chunk_tasks(
             transposes.append(transpose)
         firsts = np.cumsum(inspection.chunk_counts, axis=0) - inspection.chunk_counts
         slices = range(first_slice, first_slice + len(inspection.slices))
-        z = None if options.position_is_3d else tuple(i * options.z_spacing for i in slices)
+        is_planar = inspection.has_positions and not options.position_is_3d
+        z = tuple(i * options.z_spacing for i in slices) if is_planar else None
         for chunk, (start, stop) in enumerate(inspection.chunks()):
             chunks.append(
                 ChunkTask(
@@ -298,11 +312,12 @@ def slice_records(
     for inspection in inspections:
         sizes = inspection.chunk_counts.sum(axis=0).tolist()
         for size, sample in zip(sizes, inspection.samples, strict=True):
-            made_up = None if flags["position_is_3d"] else len(records) * flags["z_spacing"]
+            is_planar = inspection.has_positions and not flags["position_is_3d"]
+            made_up = len(records) * flags["z_spacing"] if is_planar else None
             panel = panels.index(missing_of[inspection.name])
             records.append(
                 {"name": next(names), "file": inspection.name, "cells": size, "panel": panel}
-                | {"z": made_up, "sample": sample}
+                | {"z": made_up, "sample": sample, "has_positions": inspection.has_positions}
             )
     return records, [list(panel) for panel in panels]
 
@@ -352,6 +367,11 @@ def dataset_of(
         "slices": records,
         "panels": panels,
         "parts": parts,
-        "fractions": any(marker["fractions"] for marker in markers),
+        # Of slices: whether a query is to be taken for counts is judged by them.
+        "fractions": any(
+            marker["fractions"]
+            for task, marker in zip(tasks, markers, strict=True)
+            if task.inspection.has_positions
+        ),
         "statistics_sha256": write_statistics(folder, markers, len(records), len(genes)),
     }

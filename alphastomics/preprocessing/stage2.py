@@ -7,7 +7,7 @@ and seed (plan.py). Both passes run side by side and go on where they were stopp
 import logging
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,6 +26,7 @@ from alphastomics.preprocessing.plan import PlanRequest, ShufflePlan
 from alphastomics.preprocessing.scaling import publish_scaling, write_scaling
 from alphastomics.preprocessing.schema import (
     ABSENT_VALUE,
+    ALL_SPLITS,
     DATA_FOLDER,
     FORMAT_VERSION,
     INTERMEDIATE_FOLDER,
@@ -161,7 +162,7 @@ def _act(
     asked = plan_request(options, datasets, request["seed"])
     plan = plan_of(asked)
     _require_free_names(space, plan)
-    total = sum(datasets.slice_sizes)
+    total = sum(datasets.slice_sizes) + sum(datasets.reference_sizes)
     with track("stage 2, sort", total, "cells") as advance:
         sorted_parts = pool.run(
             sort_part,
@@ -182,7 +183,7 @@ def _act(
 def _require_free_names(space: Workspace, plan: ShufflePlan) -> None:
     """Refuse to write a shard over a file that no record of ours lists."""
     ours = {*space.replaced(), *space.moved_in()}
-    for split, name in enumerate(SPLITS):
+    for split, name in enumerate(ALL_SPLITS):
         total = plan.num_shards(split)
         for number in range(total):
             file = f"{DATA_FOLDER}/{shard_name(name, number, total)}"
@@ -190,18 +191,27 @@ def _require_free_names(space: Workspace, plan: ShufflePlan) -> None:
                 raise owned.not_ours(space.output / file)
 
 
-def entries_per_cell(datasets: Merged) -> float:
-    """Return how many values a cell has stored, on average."""
-    return sum(part.entries for part in datasets.parts) / sum(datasets.slice_sizes)
+class RowsHeld(NamedTuple):
+    """Rows of a bucket, and of a row group."""
+
+    bucket: int
+    group: int
+
+
+def rows_held(options: PreprocessingConfig, datasets: Merged, *, slices: bool) -> RowsHeld:
+    """Choose how many rows of slices, or of dissociated cells, are held at a time."""
+    parts = datasets.parts_of(slices=slices)
+    cells = max(sum(part.cells for part in parts), 1)
+    entries = sum(part.entries for part in parts) / cells
+    group = row_group_rows(len(datasets.genes), entries, options.storage)
+    bytes_per_cell = entries * BYTES_PER_ENTRY + BYTES_PER_CELL
+    fitting = rows_that_fit(options.max_cells_per_file, bytes_per_cell, bytes_per_cell * cells)
+    # Whole row groups, so that only the last one of a shard is short.
+    return RowsHeld(max(fitting // group, 1) * group, group)
 
 
 def plan_request(options: PreprocessingConfig, datasets: Merged, seed: int) -> PlanRequest:
     """Gather what the plan depends on."""
-    entries = entries_per_cell(datasets)
-    group = row_group_rows(len(datasets.genes), entries, options.storage)
-    bytes_per_cell = entries * BYTES_PER_ENTRY + BYTES_PER_CELL
-    total = bytes_per_cell * sum(datasets.slice_sizes)
-    fitting = rows_that_fit(options.max_cells_per_file, bytes_per_cell, total)
     rest = max(0.0, 1.0 - options.train_ratio - options.val_ratio)
     return PlanRequest(
         slice_sizes=datasets.slice_sizes,
@@ -209,16 +219,17 @@ def plan_request(options: PreprocessingConfig, datasets: Merged, seed: int) -> P
         split_by=options.split_by,
         layout=options.layout,
         max_shard_size=options.max_shard_size,
-        # Whole row groups, so that only the last one of a shard is short.
-        bucket_rows=max(fitting // group, 1) * group,
+        bucket_rows=rows_held(options, datasets, slices=True).bucket,
         seed=seed,
+        reference_sizes=datasets.reference_sizes,
+        reference_bucket_rows=rows_held(options, datasets, slices=False).bucket,
     )
 
 
 def sort_tasks(datasets: Merged, asked: PlanRequest, shuffle: Path) -> list[SortTask]:
     """List the parts to be sorted."""
-    firsts = (0, *accumulate(datasets.slice_sizes[:-1]))
-    z_values = tuple(record["z"] for record in datasets.slices)
+    firsts = (0, *accumulate((*datasets.slice_sizes, *datasets.reference_sizes)))
+    z_values = tuple(record.get("z") for record in (*datasets.slices, *datasets.references))
     return [
         SortTask(
             part=part,
@@ -253,7 +264,9 @@ def shard_tasks(
 ) -> list[ShardTask]:
     """List the shards to be written."""
     plan = plan_of(asked)
-    group = row_group_rows(len(datasets.genes), entries_per_cell(datasets), options.storage)
+    of_slices, of_references = (
+        rows_held(options, datasets, slices=slices).group for slices in (True, False)
+    )
     return [
         ShardTask(
             split=split,
@@ -265,10 +278,10 @@ def shard_tasks(
             plan=asked,
             storage=options.storage,
             with_cell_type=datasets.cell_types is not None,
-            row_group_rows=group,
+            row_group_rows=of_slices if split < len(SPLITS) else of_references,
             scaled=datasets.scale,
         )
-        for split in range(len(SPLITS))
+        for split in range(len(ALL_SPLITS))
         for shard in range(plan.num_shards(split))
     ]
 
@@ -313,7 +326,7 @@ def metadata_of(
     """Describe the whole processed folder."""
     counts = plan.cells_per_split()
     slices = [
-        {**record, "cells_per_split": dict(zip(SPLITS, counts[:, number].tolist(), strict=True))}
+        {**record, "cells_per_split": dict(zip(SPLITS, counts[:3, number].tolist(), strict=True))}
         for number, record in enumerate(datasets.slices)
     ]
     waiting = iter(shards)
@@ -322,7 +335,7 @@ def metadata_of(
             "cells": int(counts[number].sum()),
             "shards": [next(waiting) for _ in range(plan.num_shards(number))],
         }
-        for number, name in enumerate(SPLITS)
+        for number, name in enumerate(ALL_SPLITS if datasets.references else SPLITS)
     }
     _warn_of_empty_splits(options, splits)
     names = zip(datasets.names, datasets.requests, strict=True)
@@ -347,6 +360,7 @@ def metadata_of(
         "position_statistics": position_statistics(moments),
         "splits": splits,
         "slices": slices,
+        "references": list(datasets.references),
         "panels": [{"missing": list(panel)} for panel in datasets.panels],
         "scaling_sha256": None,
         "provenance": {"datasets": known, "request": request},
@@ -356,6 +370,6 @@ def metadata_of(
 
 def _warn_of_empty_splits(options: PreprocessingConfig, splits: dict[str, Any]) -> None:
     asked = (options.train_ratio, options.val_ratio, 1 - options.train_ratio - options.val_ratio)
-    for (name, split), ratio in zip(splits.items(), asked, strict=True):
-        if not split["cells"] and ratio > RATIO_ROUNDING:
+    for name, ratio in zip(SPLITS, asked, strict=True):
+        if not splits[name]["cells"] and ratio > RATIO_ROUNDING:
             logger.warning("the split %r is empty: there are too few cells or slices for it", name)

@@ -19,7 +19,13 @@ from alphastomics.io.hub import (
 )
 from alphastomics.io.progress import track
 from alphastomics.preprocessing.folder import DataFolder
-from alphastomics.preprocessing.schema import METADATA_FILE, Metadata, SliceRecord
+from alphastomics.preprocessing.schema import (
+    METADATA_FILE,
+    REFERENCE,
+    SPLITS,
+    Metadata,
+    SliceRecord,
+)
 
 SHOWN_GENES, SHOWN_TYPES, SHOWN_SLICES = 20, 100, 50
 
@@ -71,16 +77,18 @@ def checked_files(folder: DataFolder, metadata: Metadata) -> list[str]:
 
 def dataset_card(metadata: Metadata, repo_id: str, licence: Licence) -> str:
     """Write the dataset card: what is in it, how it was made, and how to load it."""
-    cells = sum(split.cells for split in metadata.splits.values())
+    cells = sum(metadata.splits[name].cells for name in SPLITS)
+    dissociated = metadata.reference_cells
+    more = f" {dissociated:,} dissociated cells, which have none, are the split {REFERENCE}."
     parts = [
-        f"---\n{front_matter(metadata, repo_id, licence, cells)}---",
+        f"---\n{front_matter(metadata, repo_id, licence, cells + dissociated)}---",
         f"# {plain_markdown(repo_id.partition('/')[2])}",
         f"Spatial transcriptomics of {cells:,} cells in {len(metadata.slices):,} slices with "
         f"{metadata.num_genes:,} genes: expression and position of every cell, prepared by "
-        f"AlphaSTomics {plain_markdown(metadata.version)}.",
+        f"AlphaSTomics {plain_markdown(metadata.version)}.{more if dissociated else ''}",
         licence_note(licence, "dataset"),
         f"## Cells\n{_split_table(metadata)}",
-        f"## Slices\n{_slice_table(metadata.slices, list(metadata.splits))}",
+        f"## Slices\n{_slice_table(metadata.slices, list(SPLITS))}",
         f"## Genes\n{listed(metadata.genes, SHOWN_GENES, METADATA_FILE)}",
         f"## Cell types\n{listed(metadata.cell_types or [], SHOWN_TYPES, METADATA_FILE)}",
         f"## Values\n{_values(metadata)}",

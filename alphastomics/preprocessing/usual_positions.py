@@ -32,12 +32,16 @@ def with_usual_positions(
     for path in inputs.values():
         with in_subprocess(path, SourceOptions.of(options)) as source:
             own = usual_position_key(source.position_keys, options)
+            if source.is_dissociated(own):
+                continue
             if own not in source.position_keys or key not in (None, own):
                 return options  # the inspection says what is missing
             key = own
             z = _range_of_z(source, own)
         has_z = has_z and z is not None
         ranges += [] if z is None else [z]
+    if key is None:
+        return options
     lowest, highest = (min(z[0] for z in ranges), max(z[1] for z in ranges)) if ranges else (0, 0)
     # The same z for all cells is no third dimension.
     is_3d = has_z and lowest < highest and "position_is_3d" not in given

@@ -34,6 +34,7 @@ from alphastomics.preprocessing.cell_source import (
     Coordinates,
     Format,
     SourceOptions,
+    may_be_positions,
 )
 from alphastomics.preprocessing.matrix import Expression
 
@@ -99,6 +100,11 @@ class AnnDataSource(CellSource):
         if self._columns_are_positions and key == POSITION_KEY:
             return ObsCoordinates(self.obs)
         return Positions(self.path, self.root, key, self.num_cells)
+
+    def is_dissociated(self, key: str) -> bool:
+        """Tell whether nothing in the file may be coordinates: no key of obsm, no columns."""
+        has_columns = {"x", "y"} <= set(self.obs.columns)
+        return not has_columns and not may_be_positions(self.position_keys, key)
 
     def to_anndata(self) -> Any:
         """Read the whole file as it is."""

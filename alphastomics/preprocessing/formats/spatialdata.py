@@ -45,6 +45,10 @@ class SpatialDataSource(AnnDataSource):
             )
         return super().positions(key)
 
+    def is_dissociated(self, key: str) -> bool:
+        """Say no: a store of spatial data has positions, in its shapes if not in its table."""
+        return False
+
     def to_anndata(self) -> Any:
         """Read the whole table."""
         import anndata
