@@ -175,6 +175,7 @@ def run(folder: Path, name: str, seed: int, *, brief: bool) -> dict[str, Any]:
     chosen = SETS[name]
     train, test = slices_of(folder, chosen, seed, hidden=False)
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
+    settings |= {"max_epochs": 1} if brief else {}
     return scores_with_anchors(
         AlphaSTomics(train, seed=seed, **settings).train(), train, test, seed
     )

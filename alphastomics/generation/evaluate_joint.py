@@ -117,7 +117,7 @@ def references(
     cells: InputCells, known: InputCells | None, number: int, seed: int
 ) -> tuple[Tissue, dict[str, Tissue]]:
     """Return the real tissue to compare with, and real tissues of other cells."""
-    random = np.random.default_rng(stream_seed(seed, "yardstick", number))
+    random = np.random.default_rng(stream_seed(seed, "reference", number))
     rows, unit = cells.rows_of(number), unit_of(cells, number)
     tissues: dict[str, Tissue] = {}
 
