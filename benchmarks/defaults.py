@@ -10,7 +10,8 @@ Regressors take as long as the training and no GPU: `--part model` leaves them o
 too, which change no model), `--part baselines` trains the model for one update and keeps the
 baselines alone. `--hidden` hides a fifth of each training slice and scores new tissue beside it,
 with every figure of realism. `--anchors` adds what `benchmarks/anchors.py` measures, by the same
-trained models.
+trained models. `--set position_head_updates=12000` sets by hand what is to be compared with the
+defaults.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import Any
 import anndata
 import numpy as np
 import torch
+import yaml
 
 from alphastomics import AlphaSTomics, __version__, fit
 from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
@@ -102,12 +104,20 @@ def slices_of(
 
 
 def run_one(
-    folder: Path, name: str, seed: int, part: str, *, hidden: bool, anchors: bool
+    folder: Path,
+    name: str,
+    seed: int,
+    part: str,
+    by_hand: dict[str, Any],
+    *,
+    hidden: bool,
+    anchors: bool,
 ) -> dict[str, Any]:
-    """Train with nothing set, score all tasks on the test slices."""
+    """Train with nothing set, or some settings, and score all tasks on the test slices."""
     chosen = SETS[name]
     train, test = slices_of(folder, chosen, seed, hidden=hidden)
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
+    settings |= by_hand
     if part == "baselines":
         settings |= {"max_epochs": 1, "position_head_updates": 1}
     tree_cells = TREE_CELLS
@@ -163,6 +173,7 @@ def run_all(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 command += ["--seeds", str(seed), "--json", str(target), "--part", arguments.part]
                 command += ["--hidden"] if arguments.hidden else []
                 command += ["--anchors"] if arguments.anchors else []
+                command += ["--set", *arguments.set] if arguments.set else []
                 running.append((name, seed, target, subprocess.Popen(command)))
             for item in [item for item in running if item[3].poll() is not None]:
                 running.remove(item)
@@ -203,6 +214,7 @@ def save(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
             },
             "device": device,
             "jobs": arguments.jobs,
+            "set": arguments.set,
             "results": results,
         }
         arguments.json.write_text(json.dumps(content, indent=1))
@@ -243,12 +255,15 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "model", "baselines"), default="all")
     parser.add_argument("--hidden", action="store_true", help="hide a fifth of training slices")
     parser.add_argument("--anchors", action="store_true", help="score with anchors, too")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="set by hand")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     if arguments.one:
-        chosen = arguments.data, arguments.one, arguments.seeds[0], arguments.part
+        by_hand = dict(word.split("=", 1) for word in arguments.set)
+        settings = {key: yaml.safe_load(value) for key, value in by_hand.items()}
+        chosen = arguments.data, arguments.one, arguments.seeds[0], arguments.part, settings
         result = run_one(*chosen, hidden=arguments.hidden, anchors=arguments.anchors)
         arguments.json.write_text(json.dumps(result))
         return
