@@ -95,7 +95,7 @@ POSITION_METRICS = (
     ),
     error_metric(
         "distance_mse",
-        lambda pair: distance_mse(pair.predicted, pair.true),
+        lambda pair: distance_mse(*pair.paired),
         "Distance MSE",
         "Mean squared error of pair distances.",
         bounded=False,

@@ -14,6 +14,7 @@ import torch
 from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import DiffusionSampler
+from alphastomics.evaluation.pairs import MOST_PAIRED_CELLS
 from alphastomics.generation.baselines import TREE_CELLS
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.chunks import largest_set
@@ -87,7 +88,7 @@ def expected_time(
     trained = 0 if known is None else min(len(known.names), TREE_CELLS)
     scores_positions = EXPR_TO_POS in tasks
     methods = POSITION_METHODS if trained else 3
-    pairs = float((sizes**2).sum()) * methods if scores_positions else 0.0
+    pairs = float((np.minimum(sizes, MOST_PAIRED_CELLS) ** 2).sum()) * methods * scores_positions
     values = len(cells.names) * num_genes * len([task for task in tasks if task is not EXPR_TO_POS])
     return ExpectedTime(
         sum(network_seconds(module, cells, settings, task) for task in tasks),

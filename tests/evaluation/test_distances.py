@@ -9,9 +9,15 @@ from scipy.stats import rankdata
 from sklearn.metrics import f1_score, precision_score, recall_score
 
 from alphastomics.errors import InputError
-from alphastomics.evaluation import arrays, distances
+from alphastomics.evaluation import arrays, distances, pairs
+from alphastomics.evaluation.pairs import PositionPair
 from alphastomics.evaluation.ranks import order_rows
-from alphastomics.utils.metrics import contact_scores, distance_mse, distance_spearman
+from alphastomics.utils.metrics import (
+    contact_scores,
+    distance_mse,
+    distance_spearman,
+    position_scores,
+)
 from tests.evaluation.reference import (
     contacts_naive,
     distance_mse_naive,
@@ -211,3 +217,19 @@ def test_the_limit_of_a_truth_that_is_asked_again_is_that_of_a_search():
             assert limits == [distances.nth_smallest_key(true, rank)] * 2
             value = torch.tensor(limits[0]).view(torch.float64).item()
             assert value == pytest.approx(every[rank - 1], rel=1e-12)
+
+
+def test_pairs_of_a_large_slice_are_those_of_random_cells_and_neighbours_those_of_all(
+    rng, monkeypatch
+):
+    true = rng.normal(size=(3000, 2))
+    predicted = true + rng.normal(size=true.shape)
+    whole = position_scores(predicted, true)
+    monkeypatch.setattr(pairs, "MOST_PAIRED_CELLS", 1500)
+    some = position_scores(predicted, true)
+    assert len(PositionPair(predicted, true, None).paired[0]) == 1500
+    changed = {name for name, value in some.items() if value != whole[name]}
+    shares = {f"contact_{kind}_{share}pct" for kind in ("precision", "f1") for share in (1, 10)}
+    assert changed == {"spearman_mean", "spearman_median", "distance_mse"} | shares
+    for name in ("spearman_mean", "contact_precision_10pct", "distance_mse"):
+        assert some[name] == pytest.approx(whole[name], rel=0.05)
