@@ -7,8 +7,9 @@ trained with nothing set, and test slices are predicted without anchors, with an
 by a k-NN on smoothed expression over the anchors alone; scores are of the cells that are no
 anchors. Then another section gives the anchors: the other test slice where there is one, and the
 first training slice. Expression at positions is scored with 10, 50 and 80 % of the slice known,
-beside the spatial k-NN mean with its best k. `--brief` trains the diffusion network for one epoch:
-samples without anchors are then worth nothing; all other positions come from the position head.
+beside the spatial k-NN mean with its best k. `--brief` trains the diffusion network for one epoch
+and the count model for 20 updates: samples without anchors are then worth nothing; all else comes
+from the position head, the anchors and the known cells.
 """
 
 import argparse
@@ -176,9 +177,9 @@ def run(folder: Path, name: str, seed: int, *, brief: bool) -> dict[str, Any]:
     train, test = slices_of(folder, chosen, seed, hidden=False)
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
     settings |= {"max_epochs": 1} if brief else {}
-    return scores_with_anchors(
-        AlphaSTomics(train, seed=seed, **settings).train(), train, test, seed
-    )
+    few = {"expression": {"updates": 20}} if brief else None
+    model = AlphaSTomics(train, few, seed=seed, **settings).train()
+    return scores_with_anchors(model, train, test, seed)
 
 
 def scores_with_anchors(

@@ -4,7 +4,8 @@
 
 DATA is a folder with the seqFISH slices of benchmarks/defaults.py as h5ad files. The settings are
 the defaults; --set gives others, such as --set seed=1. --model takes a saved model in place of a
-training. Cells are predicted from expression alone, and once more with known positions of some.
+training. Cells are predicted from expression alone, assigned to the positions of a training slice,
+and assigned once more with known positions of some.
 """
 
 import argparse
@@ -22,7 +23,7 @@ SHOWN_TYPES = 10
 
 
 def predicted_slice(arguments: argparse.Namespace) -> Any:
-    """Train, and predict the held-out slice: without anchors, and assigned with some."""
+    """Train, and predict the held-out slice: by the mean, and assigned without and with anchors."""
     import anndata
     import numpy as np
 
@@ -35,18 +36,22 @@ def predicted_slice(arguments: argparse.Namespace) -> Any:
         model = AlphaSTomics.load(arguments.model)
     else:
         model = AlphaSTomics([read(name) for name in TRAIN], **arguments.set).train()
+        if arguments.save:
+            model.save(arguments.save)
     cells = read(TEST)
     order = np.random.default_rng(0).permutation(cells.n_obs)
     cells.obs["known"] = np.isin(np.arange(cells.n_obs), order[: round(ANCHOR_SHARE * len(order))])
-    one_call = {"num_samples": 1, "num_steps": 1}  # the std is not drawn
+    one_call: dict[str, Any] = {"num_samples": 1, "num_steps": 1}  # the std is not drawn
     alone = model.predict_positions(cells, **one_call)
-    model.predict_positions(cells, anchors="known", estimator="assigned", **one_call)
-    cells.obsm["without_anchors"] = alone
+    one_call["estimator"] = "assigned"
+    onto = model.predict_positions(cells, reference=read(TRAIN[0]), **one_call)
+    model.predict_positions(cells, anchors="known", **one_call)
+    cells.obsm["without_anchors"], cells.obsm["onto_another"] = alone, onto
     return cells
 
 
 def draw(cells: Any, path: Path) -> None:
-    """Draw the true positions, and both predictions, rotated onto them where they have no frame."""
+    """Draw true positions and the predictions, rotated onto them where they have no frame."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -57,12 +62,15 @@ def draw(cells: Any, path: Path) -> None:
     from alphastomics.utils.metrics import position_scores
 
     true = np.asarray(cells.obsm["spatial"], np.float64)
-    alone = rotated_onto(np.asarray(cells.obsm["without_anchors"])[:, :2], true)
+    alone, onto = (
+        rotated_onto(np.asarray(cells.obsm[key])[:, :2], true)
+        for key in ("without_anchors", "onto_another")
+    )
     assigned = np.asarray(cells.obsm["spatial_pred"], np.float64)[:, :2]
     rest = ~cells.obs["known"].to_numpy()
     scores = [
         position_scores(position[rest], true[rest], None)["spearman_median"]
-        for position in (alone, assigned)
+        for position in (alone, onto, assigned)
     ]
     types = cells.obs["cell_type"].astype(str)
     frequent = list(types.value_counts().index[:SHOWN_TYPES])
@@ -72,13 +80,14 @@ def draw(cells: Any, path: Path) -> None:
     colours = np.array(
         [palette[frequent.index(kind)] if kind in frequent else (0.8, 0.8, 0.8) for kind in types]
     )
-    figure, panels = plt.subplots(1, 3, figsize=(13, 5), sharex=True, sharey=True)
+    figure, panels = plt.subplots(1, 4, figsize=(16, 5), sharex=True, sharey=True)
     titles = (
         "true",
         f"by expression alone\nmedian Spearman {scores[0]:.2f}",
-        f"with {ANCHOR_SHARE:.0%} of the cells known, assigned\nmedian Spearman {scores[1]:.2f}",
+        f"assigned to positions of another embryo\nmedian Spearman {scores[1]:.2f}",
+        f"assigned, {ANCHOR_SHARE:.0%} of the cells known\nmedian Spearman {scores[2]:.2f}",
     )
-    for axes, position, title in zip(panels, (true, alone, assigned), titles, strict=True):
+    for axes, position, title in zip(panels, (true, alone, onto, assigned), titles, strict=True):
         axes.scatter(*position[order].T, c=colours[order], s=2, linewidths=0)
         axes.set(title=title, aspect="equal")
         axes.axis("off")
@@ -94,6 +103,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="settings, as key=value")
     parser.add_argument("--model", type=Path, help="a saved model, in place of a training")
+    parser.add_argument("--save", type=Path, help="save the trained model here")
     parser.add_argument("--keep", type=Path, help="keep the predicted slice as this h5ad")
     parser.add_argument("--predicted", type=Path, help="draw an h5ad that was kept")
     arguments = parser.parse_args()

@@ -7,8 +7,9 @@ hidden ones. Truth and prediction are compared gene by gene (Pearson's r over ce
 normalised by the total of the genes that are seen.
 """
 
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anndata
 import numpy as np
@@ -20,6 +21,7 @@ from alphastomics import AlphaSTomics
 from alphastomics.utils.metrics import gene_correlations
 from benchmarks.defaults import SETS as ALL_SETS
 from benchmarks.defaults import slices_of
+from benchmarks.peers.positions import moscot_plan, novosparc_plan
 from benchmarks.peers.processes import Method, Task, main
 from benchmarks.peers.slices import smoothed
 
@@ -117,6 +119,22 @@ def tangram(panels: Panels, seed: int) -> np.ndarray:
     return found.reindex(columns=genes[panels.hidden], fill_value=0).to_numpy()
 
 
+def mapped(panels: Panels, seed: int, solve: Any, *, is_smoothed: bool = False) -> np.ndarray:
+    """Map training cells onto test cells as `positions` does; a gene is the mean of those mapped.
+
+    That is how novoSpaRc predicts a gene in space, and moscot imputes one.
+    """
+    known = panels.known(TANGRAM_CELLS, seed)
+    values, asked = panels.values(known), panels.values(panels.test)
+    seen = values[:, ~panels.hidden], asked[:, ~panels.hidden]
+    if is_smoothed:
+        groups = known.obs["slice_id"].to_numpy().astype(str)
+        seen = smoothed(seen[0], groups), smoothed(seen[1], np.zeros(len(asked)))
+    at = np.asarray(panels.test.obsm["spatial"], np.float64)
+    plan = np.asarray(solve(*seen, at - at.mean(0), seed)).T
+    return plan / plan.sum(1, keepdims=True).clip(min=1e-30) @ values[:, panels.hidden]
+
+
 def gimvi(panels: Panels, seed: int, decode_mode: int | None = None) -> np.ndarray:
     """Train for 200 epochs, gimVI's default; return normalised values of its decoder.
 
@@ -178,6 +196,18 @@ METHODS = {
     "k-NN": Method(knn),
     "k-NN, smoothed": Method(lambda panels, seed: knn(panels, seed, is_smoothed=True)),
     "Tangram": Method(tangram, "tangram-sc", "tangram"),
+    "novoSpaRc": Method(partial(mapped, solve=novosparc_plan), "novosparc", "novosparc"),
+    "novoSpaRc, tuned": Method(
+        partial(mapped, solve=partial(novosparc_plan, alpha_linear=0.5), is_smoothed=True),
+        "novosparc",
+        "novosparc",
+    ),
+    "moscot": Method(partial(mapped, solve=moscot_plan), "moscot", "moscot"),
+    "moscot, tuned": Method(
+        partial(mapped, solve=partial(moscot_plan, alpha=0.1), is_smoothed=True),
+        "moscot",
+        "moscot",
+    ),
     "gimVI": Method(gimvi, "scvi-tools", "scvi"),
     "gimVI, tuned": Method(
         lambda panels, seed: gimvi(panels, seed, decode_mode=0),
