@@ -6,6 +6,7 @@ from pathlib import Path
 import anndata
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from alphastomics.generation.gene_features import (
     GeneCells,
@@ -189,7 +190,7 @@ def test_the_command_adds_the_genes_and_keeps_the_measured_ones(workspace, panel
     assert list(made.obs_names) == list(query.obs_names)
     assert set(query.var_names) <= set(made.var_names)
     own = made[:, query.var_names]
-    plain = log_normalized(query.X.tocsr()).toarray()
+    plain = log_normalized(csr_array(query.X)).toarray()
     np.testing.assert_allclose(own.layers["imputed"], plain, atol=1e-4)
     assert (own.layers["imputed_std"] == 0).all()
     new = made[:, ~made.var["measured"]]
