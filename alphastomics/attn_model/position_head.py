@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -118,13 +118,20 @@ class Ensemble(nn.Module):
     def _hidden(
         self, values: Float[Tensor, "#K N D"], rates: Sequence[float]
     ) -> Float[Tensor, "#K N D"]:
-        """Dropout with a rate for each network."""
+        """Dropout with a rate for each network, to 1/256."""
         if not self.training:
             return values
         kept = values.new_empty(len(rates), *values.shape[1:])
-        for network, rate in zip(kept, rates, strict=True):
-            network.bernoulli_(1 - rate).div_(1 - rate)
+        for network, drawn, rate in zip(kept, random_bytes(kept), rates, strict=True):
+            share = round(256 * (1 - rate))
+            torch.lt(drawn, share, out=network).mul_(256 / share)
         return values * kept
+
+
+def random_bytes(values: Float[Tensor, "K N D"]) -> Integer[Tensor, "K N D"]:
+    """Draw a number below 256 for each value, eight from a random word: much faster on a CPU."""
+    words = values.new_empty(*values.shape[:2], -(-values.shape[2] // 8), dtype=torch.int64)
+    return words.random_(-(2**63), None).view(torch.uint8)[..., : values.shape[2]]
 
 
 class _Block(nn.Module):

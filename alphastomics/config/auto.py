@@ -61,7 +61,10 @@ LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
 # weights but for those of genes; cells of each in an update.
 HEAD_PLAIN, HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 2, 2, 4, 256, 128
 HEAD_INNER = {"plain": HEAD_WIDTH**2, "normalized": 8 * HEAD_WIDTH**2}
-HEAD_SECONDS = {"cpu": 0.015, "gpu": 0.001}  # of one update, beside its arithmetic
+# Of one update of small networks, beside its arithmetic; FLOPs in a second of the position head,
+# whose products are too small for more than one core.
+SMALL_SECONDS = {"cpu": 0.015, "gpu": 0.001}
+HEAD_SPEED = {"cpu": 5.0e10, "gpu": SPEED["gpu"][1]}
 # Of one of two fits on a CPU: few cells and genes are not worth as long as many.
 CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, CPU_HEAD_SECONDS_PER_GENE = 30, 0.007, 0.1
 MOST_CPU_HEAD_SECONDS = 150
@@ -287,7 +290,7 @@ def _seconds_of_count_update(metadata: Metadata, device: Device) -> float:
     weights = COUNT_WEIGHTS + 3 * COUNT_WIDTH * metadata.num_genes
     cores = device.cores if device.kind == "cpu" else 1
     arithmetic = FLOPS_PER_WEIGHT * weights * COUNT_CELLS / (SPEED[device.kind][1] * cores)
-    return HEAD_SECONDS[device.kind] + arithmetic
+    return SMALL_SECONDS[device.kind] + arithmetic
 
 
 def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) -> float:
@@ -297,9 +300,8 @@ def _seconds_of_head_update(config: Config, metadata: Metadata, device: Device) 
     inputs = (HEAD_PLAIN + HEAD_OWN + HEAD_SMOOTHED * (1 + rounds)) * genes
     inner = (HEAD_OWN + HEAD_SMOOTHED) * HEAD_INNER["normalized"] + HEAD_PLAIN * HEAD_INNER["plain"]
     weights = HEAD_WIDTH * inputs + inner
-    cores = device.cores if device.kind == "cpu" else 1
-    arithmetic = FLOPS_PER_WEIGHT * weights * HEAD_CELLS / (SPEED[device.kind][1] * cores)
-    return HEAD_SECONDS[device.kind] + arithmetic
+    arithmetic = FLOPS_PER_WEIGHT * weights * HEAD_CELLS / HEAD_SPEED[device.kind]
+    return SMALL_SECONDS[device.kind] + arithmetic
 
 
 def _seconds_of_verdict(cells: int, genes: int, device: Device) -> float:

@@ -79,6 +79,9 @@ def test_each_network_hides_its_own_share_and_keeps_the_mean():
     shares = (seen == 0).float().mean((1, 2))
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.6]), atol=0.01, rtol=0)
     torch.testing.assert_close(seen.mean((1, 2)), torch.ones(2), atol=0.02, rtol=0)
+    # Values that share a random word are hidden each by itself.
+    both = ((seen[:, :, 0] == 0) & (seen[:, :, 1] == 0)).float().mean(1)
+    torch.testing.assert_close(both, torch.tensor([0.01, 0.36]), atol=0.03, rtol=0)
 
 
 def test_quantiles_are_values_that_occur():
