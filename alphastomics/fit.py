@@ -19,6 +19,7 @@ from alphastomics.config import Config, Mode
 from alphastomics.config.auto import resolve_config, set_values, with_settings
 from alphastomics.config.file import parse_document, read_document
 from alphastomics.config.plan import Device, TrainingPlan
+from alphastomics.diffusion_model.hub_model import RECORD_FILE, record_beside
 from alphastomics.diffusion_model.run_folder import RunFolder, read_record
 from alphastomics.diffusion_model.strategy import choose_devices
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train
@@ -76,6 +77,9 @@ def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
         return {}
     for name, content in results.items():
         write_text(folder.path / f"{name}.json", json.dumps(content, indent=2) + "\n")
+    # The exported model says how it was trained and judged wherever it is taken.
+    record = record_beside(Path(summary["best_checkpoint"]))
+    write_marker(folder.path / "export" / RECORD_FILE, record)
     for line in results.get("verdict", {}).get("sentences", []):
         logger.info("%s", line)
     return {**summary, **results}

@@ -110,9 +110,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "products?": "the change of --product to --estimator",
         "spreads?|spreading": "the old names of the scores std_…",
     },
-    "alphastomics/generation/evaluate_joint.py": {
-        "yardsticks?": "the key of a random stream: another word would change the scores"
-    },
 }
 
 

@@ -102,7 +102,7 @@ class TrainedVerbs:
             count as not measured.
         reference
             An AnnData in the frame that you want the positions in, such as an atlas slice;
-            None leaves every slice centred, in a random orientation.
+            None leaves every slice centred, in the orientation of the training frame.
         anchors
             Cells of `adata` whose position is known: an AnnData with their coordinates, a table
             with the columns x, y and, in space, z, or the name of a column of obs that marks them.

@@ -62,12 +62,12 @@ LEAST_HEAD_UPDATES, MOST_HEAD_UPDATES = 100, 20_000
 HEAD_PLAIN, HEAD_OWN, HEAD_SMOOTHED, HEAD_CELLS, HEAD_WIDTH = 2, 2, 4, 256, 128
 HEAD_INNER = {"plain": HEAD_WIDTH**2, "normalized": 8 * HEAD_WIDTH**2}
 # Of one update of small networks, beside its arithmetic; FLOPs in a second of the position head,
-# whose products are too small for more than one core.
+# whose matrices are too small for more than one core.
 SMALL_SECONDS = {"cpu": 0.015, "gpu": 0.001}
 HEAD_SPEED = {"cpu": 5.0e10, "gpu": SPEED["gpu"][1]}
 # Of one of two fits on a CPU: few cells and genes are not worth as long as many.
-CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, CPU_HEAD_SECONDS_PER_GENE = 30, 0.007, 0.1
-MOST_CPU_HEAD_SECONDS = 150
+CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, CPU_HEAD_SECONDS_PER_GENE = 30, 0.004, 0.15
+MOST_CPU_HEAD_SECONDS = 200
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
 

@@ -39,6 +39,7 @@ OWN_PATTERNS = (
     "checkpoints/epoch*-step*.ckpt",
     "export/model.safetensors",
     "export/config.json",
+    "export/record.json",
 )
 COLUMNS = ("step", "epoch", "name", "value")
 

@@ -1,7 +1,7 @@
 """The atlas frame: generated positions and what is known of the frame enter, positions in it leave.
 
-Generated tissue has a random frame. Some cells whose positions in the frame are known
-fix it: landmarks by name, or the cells of a reference slice. Umeyama (1991): the R, c and b that
+Generated tissue is centred in the training frame. Some cells whose positions in another one are
+known fix that: landmarks by name, or the cells of a reference slice. Umeyama (1991): the R, c and b that
 minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrink.
 """
 

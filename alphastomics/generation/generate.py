@@ -250,9 +250,7 @@ def as_tissue(
     planar = planar or all(is_planar(position[row]) for row in rows)
     for row in rows if planar else ():
         position[row] -= position[row].mean(0)
-        extent = position[row].square().mean(0).sqrt()
-        if extent[2] > PLANAR_SHARE * extent[:2].min():  # else its plane is that of x and y
-            position[row] = position[row] @ plane_of(position[row])
+        position[row] = position[row] @ plane_of(position[row])
     if planar:
         position[:, 2] = 0
         generated = replace(generated, position=position.float().numpy())
@@ -392,7 +390,10 @@ def onto(values: Tensor, target: Tensor, part: int, reflection: bool) -> Tensor:
 
 
 def plane_of(position: Float[Tensor, "N 3"]) -> Float[Tensor, "3 3"]:
-    """Return the rotation that lays a planar tissue into the xy plane, its longest axis along x."""
+    """Return the rotation into the xy plane, longest axis along x: none for what lies in it."""
     centred = position - position.mean(0)
+    extent = centred.square().mean(0).sqrt()
+    if extent[2] <= PLANAR_SHARE * extent[:2].min():
+        return torch.eye(3, dtype=position.dtype, device=position.device)
     _, axes = torch.linalg.eigh(centred.mT @ centred)
     return axes.flip(1)

@@ -221,6 +221,9 @@ def test_the_command_sends_a_run_a_checkpoint_or_a_folder(server, run_folder, ca
         sent.append(dict(server.files))
     assert sent[0] == sent[1]
     assert sent[2]["model.safetensors"] == sent[0]["model.safetensors"]
+    run, exported = (json.loads(files["record.json"]) for files in (sent[0], sent[2]))
+    assert exported["training"]["best_val_loss"] == report["best_val_loss"]
+    assert exported["training"] == run["training"]
     _, body = card_of(sent[0]["README.md"].decode())
     assert f"| best_val_loss | {report['best_val_loss']:.4g} |" in body
     assert "ExtraTrees" in body

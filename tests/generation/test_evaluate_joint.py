@@ -40,7 +40,7 @@ def as_generated(cells: InputCells) -> Generated:
 
 
 def test_real_tissue_in_the_stead_of_the_model_scores_as_the_references_do():
-    cells, known, new = (striped(seed, (500,)) for seed in range(3))
+    cells, known, new = (striped(seed, (1200,)) for seed in range(3))
     scores = joint_scores(as_generated(new), cells, known, 0)
     model, real = scores["alphastomics"], scores["real, same slice"]
     shuffled, genes = scores["shuffled"], scores["genes shuffled"]
@@ -59,7 +59,7 @@ def test_real_tissue_in_the_stead_of_the_model_scores_as_the_references_do():
 
 
 def test_a_wrong_density_and_a_wrong_shape_are_seen():
-    cells, known, new = (striped(seed, (500,)) for seed in range(3))
+    cells, known, new = (striped(seed, (1200,)) for seed in range(3))
     wide = as_generated(new)
     wide.position[:, 1] *= 3
     scores = joint_scores(wide, cells, known, 0)
