@@ -1,8 +1,8 @@
 """The atlas frame: generated positions and what is known of the frame enter, positions in it leave.
 
-Generated tissue is centred in the training frame. Some cells whose positions in another one are
-known fix that: landmarks by name, or the cells of a reference slice. Umeyama (1991): the R, c and b that
-minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrink.
+Generated tissue is centred in the training frame. Cells whose positions in another one are known
+fix that one: landmarks by name, or the cells of a reference slice. Umeyama (1991): the R, c and b
+that minimise sum_i |c R p_i + b - q_i|^2; c is 1 unless the tissue may grow or shrink.
 """
 
 import csv
