@@ -78,6 +78,45 @@ def write_xenium(folder: Path, cells: Cells, *, table: str = "parquet") -> Path:
     return folder
 
 
+def xenium_names(cells: Cells) -> tuple[Cells, np.ndarray]:
+    """Name cells as Xenium does, by eight letters for the hex digits of a number, and a suffix."""
+    numbers = np.stack([np.arange(len(cells.names)) * 40_503 + 7, np.ones(len(cells.names))], 1)
+    letters = [
+        "".join("abcdefghijklmnop"[int(digit, 16)] for digit in f"{int(number):08x}")
+        for number in numbers[:, 0]
+    ]
+    return cells._replace(names=[f"{name}-1" for name in letters]), numbers.astype(np.uint32)
+
+
+def write_zipped_xenium(folder: Path, cells: Cells, *, listed: int | None = None) -> Cells:
+    """Write a run whose counts are in cell_feature_matrix.zarr.zip alone, gene by gene."""
+    import zarr
+
+    cells, numbers = xenium_names(cells)
+    write_xenium(folder, cells)
+    (folder / "cell_feature_matrix.h5").unlink()
+    rng = np.random.default_rng(1)
+    half = len(cells.genes) // 2  # controls lie between genes
+    extra = rng.poisson(2.0, (len(cells.names), 2))
+    values = np.hstack([cells.counts[:, :half], extra, cells.counts[:, half:]]).astype(np.uint32)
+    rows = csr_array(values.T)
+    controls = ["NegControlProbe_00042", "UnassignedCodeword_0001"]
+    kinds = ["negative_control_probe", "unassigned_codeword"]
+    about = {
+        "major_version": 3,
+        "number_cells": listed or len(cells.names),
+        "number_features": values.shape[1],
+        "feature_keys": [*cells.genes[:half], *controls, *cells.genes[half:]],
+        "feature_types": ["gene"] * half + kinds + ["gene"] * (len(cells.genes) - half),
+    }
+    with zarr.storage.ZipStore(folder / "cell_feature_matrix.zarr.zip", mode="w") as store:
+        group = zarr.create_group(store, path="cell_features", zarr_format=2, attributes=about)
+        arrays = {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr}
+        for name, array in {**arrays, "cell_id": numbers[:listed]}.items():
+            group.create_array(name, data=array.astype(np.uint32))
+    return cells
+
+
 def write_csv(path: Path, columns: dict) -> None:
     """Write columns as CSV, compressed where the name says so."""
     rows = zip(*columns.values(), strict=True)

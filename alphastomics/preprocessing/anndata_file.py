@@ -4,6 +4,7 @@ Read with h5py (or zarr) alone and row by row, so that memory is bounded by the 
 that is used to address memory is checked first: a damaged file ends in one line, never in a crash.
 """
 
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ READ_ERRORS = (
     MemoryError,
     EOFError,
     zlib.error,
+    zipfile.BadZipFile,
 )
 SUFFIXES = (".h5ad", ".zarr")
 MISSING_FILTER = ("not registered", "can't open directory", "not available", "unavailable")

@@ -30,6 +30,24 @@ def test_a_missing_file_is_named(tmp_path, kind, name, words):
     refused(folder, tmp_path / "out", str(folder), words)
 
 
+def test_a_damaged_zip_of_a_xenium_run_is_named(tmp_path):
+    vendors.write_zipped_xenium(tmp_path / "run", vendors.some_cells())
+    path = tmp_path / "run/cell_feature_matrix.zarr.zip"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    refused(tmp_path / "run", tmp_path / "out", str(path), "is damaged or was cut short")
+    path.write_bytes(b"")
+    refused(tmp_path / "run", tmp_path / "out", str(path), "is damaged or was cut short")
+
+
+def test_counts_of_a_zip_beyond_the_cells_of_a_xenium_run_are_refused(tmp_path):
+    cells = vendors.some_cells()
+    vendors.write_zipped_xenium(tmp_path / "run", cells, listed=len(cells.names) - 1)
+    table = tmp_path / "run/cells.parquet"
+    pd.read_parquet(table)[1:].to_parquet(table)  # its rows are in the opposite order
+    refused(tmp_path / "run", tmp_path / "out", "a cell beyond the 29 listed")
+
+
 RENAMED = [
     ("merscope", "cell_metadata.csv", "center_x", "expected the column center_x"),
     ("cosmx", "Slide1_metadata_file.csv", "CenterX_global_px", "expected the column CenterX_glob"),

@@ -13,9 +13,11 @@ from alphastomics.config.data import InputFormat
 from alphastomics.errors import InputError
 from alphastomics.main import main
 from alphastomics.preprocessing.cell_source import SourceOptions
+from alphastomics.preprocessing.formats import xenium_matrix
 from alphastomics.preprocessing.formats.columns import unique_genes
 from alphastomics.preprocessing.formats.outlines import centroid_of
 from alphastomics.preprocessing.formats.registry import FORMATS, opened_source
+from alphastomics.preprocessing.formats.xenium_matrix import cell_names
 from tests import vendor_folders as vendors
 from tests.preprocessing.tissue import cells_of, metadata_of, refused, run
 
@@ -79,6 +81,44 @@ def test_a_vendor_folder_is_normalised_as_the_same_cells_in_h5ad(tmp_path, kind)
     for column in ("expression", "position"):
         np.testing.assert_allclose(np.stack(here[column]), np.stack(there[column]), rtol=1e-12)
     assert here["split"].tolist() == there["split"].tolist()
+
+
+@pytest.mark.parametrize("block", [1 << 22, 200])
+def test_zipped_counts_of_a_xenium_run_are_read_gene_by_gene(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(xenium_matrix, "BLOCK_BYTES", block)
+    cells = vendors.write_zipped_xenium(tmp_path / "run", vendors.some_cells())
+    run(tmp_path / "run", tmp_path / "out", **PLAIN, max_cells_per_file=7)
+    rows = cells_of(tmp_path / "out")
+    assert rows["obs_name"].tolist() == cells.names
+    require_equal(tmp_path / "out", cells, rows)
+
+
+def test_the_three_forms_of_a_xenium_matrix_are_equal(tmp_path):
+    cells = vendors.write_zipped_xenium(tmp_path / "zip", vendors.some_cells())
+    vendors.write_xenium(tmp_path / "h5", cells)
+    vendors.write_xenium(tmp_path / "mtx", cells)
+    (tmp_path / "mtx/cell_feature_matrix.h5").unlink()
+    vendors.write_mtx(tmp_path / "mtx/cell_feature_matrix", cells)
+    names, genes, counts, position = read(tmp_path / "h5")
+    for form in ("zip", "mtx"):
+        found = read(tmp_path / form)
+        assert (found[0], found[1]) == (names, genes)
+        np.testing.assert_array_equal(found[2], counts)
+        np.testing.assert_array_equal(found[3], position)
+
+
+def test_names_of_xenium_cells_are_letters_for_hex_digits():
+    assert cell_names(np.array([[992, 1], [0, 2]])) == ["aaaaadoa-1", "aaaaaaaa-2"]
+
+
+def test_a_zipped_xenium_matrix_with_numbers_for_names(tmp_path):
+    cells = vendors.some_cells()
+    vendors.write_zipped_xenium(tmp_path / "run", cells)
+    numbers = [str(int(number)) for number in vendors.xenium_names(cells)[1][:, 0]]
+    table = pd.read_parquet(tmp_path / "run/cells.parquet")
+    table["cell_id"] = [int(number) for number in numbers][::-1]
+    table.to_parquet(tmp_path / "run/cells.parquet")
+    assert read(tmp_path / "run")[0] == numbers
 
 
 def test_folders_of_several_instruments_are_slices_of_one_dataset(tmp_path):

@@ -38,13 +38,13 @@ MATRIX_PATTERNS = ("matrix.mtx", "matrix.mtx.gz")
 class Features:
     """The rows of a 10x matrix: which are genes, and their names."""
 
-    def __init__(self, path: Path, names: list[str], kinds: list[str]) -> None:
-        self.kept = np.flatnonzero([kind == GENES for kind in kinds])
+    def __init__(self, path: Path, names: list[str], kinds: list[str], gene: str = GENES) -> None:
+        self.kept = np.flatnonzero([kind == gene for kind in kinds])
         self.genes = [names[number] for number in self.kept]
         if not self.genes:
             there = ", ".join(sorted(set(kinds))) or "none"
-            raise InputError(f"{path}: no feature is of type {GENES!r} (types: {there})")
-        left_out = Counter(kind for kind in kinds if kind != GENES)
+            raise InputError(f"{path}: no feature is of type {gene!r} (types: {there})")
+        left_out = Counter(kind for kind in kinds if kind != gene)
         listed = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
         total = sum(left_out.values())
         self.notes = (
@@ -161,7 +161,7 @@ def lines_of(path: Path) -> list[list[str]]:
     return [line.rstrip("\r").split("\t") for line in text.split("\n") if line]
 
 
-def _beside(folder: Path) -> list[Path]:
+def market_files(folder: Path) -> list[Path]:
     """Return the three files of a matrix folder."""
     return [
         only_file(folder, "the matrix", *MATRIX_PATTERNS),
@@ -175,7 +175,18 @@ def _beside(folder: Path) -> list[Path]:
 
 
 def _files(path: Path, _: SourceOptions) -> list[Path]:
-    return _beside(path) if path.is_dir() else [path]
+    return market_files(path) if path.is_dir() else [path]
+
+
+def market_matrix(folder: Path) -> tuple[MarketCounts, pa.StringArray, Features]:
+    """Return the counts of a matrix folder, the names of its cells, and its features."""
+    matrix, barcodes, table = market_files(folder)
+    lines = lines_of(table)
+    # Before version 3 the table was genes.tsv, without a type: all are genes.
+    kinds = [line[2] if len(line) > 2 else GENES for line in lines]
+    features = Features(table, [line[min(1, len(line) - 1)] for line in lines], kinds)
+    names = pa.array([line[0] for line in lines_of(barcodes)], pa.string())
+    return MarketCounts(matrix, features, len(lines), len(names)), names, features
 
 
 @contextmanager
@@ -189,13 +200,7 @@ def opened_10x(path: Path, _: SourceOptions) -> Iterator[CellSource]:
                 path, features.genes, names, counts, counts.cells, notes=features.notes
             )
         return
-    matrix, barcodes, table = _beside(path)
-    lines = lines_of(table)
-    # Before version 3 the table was genes.tsv, without a type: all are genes.
-    kinds = [line[2] if len(line) > 2 else GENES for line in lines]
-    features = Features(table, [line[min(1, len(line) - 1)] for line in lines], kinds)
-    cells = pa.array([line[0] for line in lines_of(barcodes)], pa.string())
-    market = MarketCounts(matrix, features, len(lines), len(cells))
+    market, cells, features = market_matrix(path)
     yield PlainSource(
         path, features.genes, CellColumns(cells), market, len(cells), notes=features.notes
     )
