@@ -172,10 +172,14 @@ class CountModel(nn.Module):
         return Decoded(self.genes_out(inner), self.nonzero_out(inner), depth)
 
     @torch.no_grad()
-    def types(self, latents: Float[Tensor, "*B L"]) -> Int64[np.ndarray, "*B"]:
-        """Return the number of the most probable cell type of each cell."""
+    def draw_types(self, latents: Float[Tensor, "*B L"], seed: int) -> Int64[np.ndarray, "*B"]:
+        """Draw a cell type for each latent by its probability, so that rare types stay as rare.
+
+        The largest logit with Gumbel noise is a draw from the softmax.
+        """
         weight = self.type_weight.to(latents)
-        return (latents @ weight[:, :-1].mT + weight[:, -1]).argmax(-1).cpu().numpy()
+        logits = (latents @ weight[:, :-1].mT + weight[:, -1]).double().cpu().numpy()
+        return (logits + np.random.default_rng(seed).gumbel(size=logits.shape)).argmax(-1)
 
     @torch.no_grad()
     def draw(self, latents: Float[Tensor, "*B L"], style: int, seed: int) -> Drawn:

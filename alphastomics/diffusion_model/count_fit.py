@@ -84,7 +84,9 @@ def fit_count_model(
         torch.manual_seed(stream_seed(seed, 0))
         fit_autoencoder(model, cells, others, updates, advance)
         latent, std = standardise_latents(model, cells)
-        typed = typed_latents(model, latent, table.cell_type[kept], others)
+        # New cells have latents as wide as those of cells, and not as their means.
+        drawn = latent + std * torch.randn_like(std)
+        typed = typed_latents(model, drawn, table.cell_type[kept], others)
         fit_types(model, module, loader, *typed, seed)
         inner = set_frames(model.niches, module, table, rows, mixed=loader.draw.kind == "random")
         torch.manual_seed(stream_seed(seed, 1))
@@ -208,7 +210,8 @@ def typed_latents(
     if others is None:
         return latent, cell_type
     near = FittedCells(*(part.to(latent.device) for part in others.cells))
-    more = (encoded(model, near)[0] - model.latent_mean) / model.latent_std
+    mean, std = encoded(model, near)
+    more = (mean + std * torch.randn_like(std) - model.latent_mean) / model.latent_std
     return torch.cat([latent, more]), np.concatenate([cell_type, others.cell_type])
 
 
