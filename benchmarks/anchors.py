@@ -8,8 +8,8 @@ by a k-NN on smoothed expression over the anchors alone; scores are of the cells
 anchors. Then another section gives the anchors: the other test slice where there is one, and the
 first training slice. Expression at positions is scored with 10, 50 and 80 % of the slice known,
 beside the spatial k-NN mean with its best k. `--brief` trains the diffusion network for one epoch
-and the count model for 20 updates: samples without anchors are then worth nothing; all else comes
-from the position head, the anchors and the known cells.
+and the count model for 20 updates: samples without anchors are then left out; all else comes from
+the position head, the anchors and the known cells.
 """
 
 import argparse
@@ -179,11 +179,16 @@ def run(folder: Path, name: str, seed: int, *, brief: bool) -> dict[str, Any]:
     settings |= {"max_epochs": 1} if brief else {}
     few = {"expression": {"updates": 20}} if brief else None
     model = AlphaSTomics(train, few, seed=seed, **settings).train()
-    return scores_with_anchors(model, train, test, seed)
+    alone = ("mean",) if brief else ("mean", "sample")
+    return scores_with_anchors(model, train, test, seed, alone)
 
 
 def scores_with_anchors(
-    model: AlphaSTomics, train: list[Any], test: list[Any], seed: int
+    model: AlphaSTomics,
+    train: list[Any],
+    test: list[Any],
+    seed: int,
+    estimators: tuple[str, ...] = ("mean", "sample"),
 ) -> dict[str, Any]:
     """Score every test slice of a trained model by all shares."""
     result: dict[str, Any] = {}
@@ -191,19 +196,21 @@ def scores_with_anchors(
         cells = model._cells(data, model.config)
         slice_name = str(data.obs["slice_id"].iloc[0])
         assert cells.position is not None
-        estimate, sample = (
-            predict_cells(
+        predicted = {
+            estimator: predict_cells(
                 model._trained().module, cells, "expr_to_pos",
                 model.config.sampling.model_copy(update={"estimator": estimator}), seed,
             ).generated
-            for estimator in ("mean", "sample")
-        )  # fmt: skip
+            for estimator in estimators
+        }  # fmt: skip
         true = cells.position[:, : cells.dims]
         alone = {
             name: scores_of(part.position[:, : cells.dims], true)
-            for name, part in (("mean", estimate), ("sample", sample))
+            for name, part in predicted.items()
         }
-        shares = {share: by_anchors(model, cells, estimate, share, seed) for share in SHARES}
+        shares = {
+            share: by_anchors(model, cells, predicted["mean"], share, seed) for share in SHARES
+        }
         known = {share: expression_by_known(model, cells, share, seed) for share in KNOWN}
         others = [*(test[1 - number :][:1] if len(test) == 2 else []), train[0]]
         sections = [model._cells(other, model.config) for other in others]

@@ -141,8 +141,9 @@ def case_attention_right(bench: Bench, *, padded: bool, half: bool) -> Result:
     node_mask = mask if padded else None
     dtype = torch.bfloat16 if half else torch.float32
     real = mask[:, None, :, None] if padded else torch.ones_like(mask)[:, None, :, None]
-    got = module.mix(*(value.to(dtype) for value in inputs), node_mask) * real
-    want = plain_mix(module, *(value.double() for value in inputs), node_mask) * real
+    query, key, value = inputs
+    got = module.mix(query.to(dtype), key.to(dtype), value.to(dtype), node_mask) * real
+    want = plain_mix(module, query.double(), key.double(), value.double(), node_mask) * real
     probe = torch.randn_like(got)
     got_grads = torch.autograd.grad((got * probe).sum(), inputs)
     want_grads = torch.autograd.grad((want * probe.double()).sum(), inputs)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from alphastomics.cli.demo import SETTINGS, SPLIT, TISSUE
+from alphastomics.cli.demo import SPLIT, TISSUE
 from alphastomics.config import PreprocessingConfig
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.simulate import write_tissue
@@ -23,8 +23,9 @@ from alphastomics.simulate import write_tissue
 TRAIN = """
 import json, sys
 from alphastomics.config.file import parse_document
-from alphastomics.diffusion_model.train import Request, train
-train(parse_document(json.loads(sys.argv[1]), "benchmark"), Request(overwrite=True))
+from alphastomics.diffusion_model.train import TrainRequest
+from alphastomics.fit import fit
+fit(parse_document(json.loads(sys.argv[1]), "benchmark"), TrainRequest(overwrite=True))
 """
 
 
@@ -40,14 +41,16 @@ def make_data(folder: Path) -> None:
 
 def seconds(folder: Path, epochs: int, spins: int | None, processes: int) -> float:
     """Train in some processes at once; None spins is one thread each."""
-    document = {**SETTINGS, "training": {**SETTINGS["training"], "max_epochs": epochs}}
-    document["data"] = {**SETTINGS["data"], "processed_data_dir": str(folder / "processed")}
+    document = {
+        "training": {"max_epochs": epochs},
+        "data": {"processed_data_dir": str(folder / "processed")},
+    }
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
     environment |= {"OMP_NUM_THREADS": "1"} if spins is None else {"GOMP_SPINCOUNT": str(spins)}
     begun = time.perf_counter()
     running = []
     for number in range(processes):
-        document["logging"] = {**SETTINGS["logging"], "save_dir": str(folder / f"run{number}")}
+        document["logging"] = {"save_dir": str(folder / f"run{number}"), "exp_name": "run"}
         command = [sys.executable, "-c", TRAIN, json.dumps(document)]
         running.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
     assert not any(process.wait() for process in running)

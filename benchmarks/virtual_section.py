@@ -36,7 +36,8 @@ from alphastomics.evaluation.registry import tissue_scores
 from alphastomics.evaluation.tissue import Tissue, type_neighbour_distance, type_share_distance
 from alphastomics.fit import plan_for
 from alphastomics.generation.cells import InputCells, in_unit, unit_of
-from alphastomics.generation.commands import load_for_use, read_cells
+from alphastomics.generation.commands import load_for_use
+from alphastomics.generation.sources import read_cells
 from alphastomics.generation.training_cells import predict_from_context, training_cells
 from alphastomics.generation.virtual_sections import Sections, sample_sections
 from alphastomics.main import main as alphastomics
@@ -99,9 +100,7 @@ def in_plane(position: np.ndarray, z: float) -> np.ndarray:
 def r_by_gene(predicted: np.ndarray, truth: InputCells) -> float:
     """Pearson r over cells, mean over genes."""
     measured = torch.from_numpy(truth.measured[truth.slice_id])
-    r = gene_correlations(
-        *(torch.from_numpy(part).float() for part in (predicted, truth.expression)), measured
-    )
+    r = gene_correlations(predicted, truth.expression, measured)
     return float(np.nanmean(r.numpy()))
 
 
@@ -192,7 +191,7 @@ def run_one(folder: Path, seed: int) -> dict[str, Any]:
     assert truth.position is not None
     z = float(np.unique(known.position[:, 2]).mean())
     truth = replace(truth, position=in_plane(truth.position, z), common_frame=True)
-    expected = predict_from_context(module, truth, known, seed)
+    expected = predict_from_context(module, truth, known, seed, config.sampling.radius_level)
     result["r"] = {"posterior mean": r_by_gene(expected.expression, truth)}
     measured = known.measured[known.slice_id]
     for k in NEIGHBOURS:

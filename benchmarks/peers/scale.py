@@ -16,7 +16,7 @@ from alphastomics.config import SimulationConfig
 from alphastomics.simulate import simulate_slice
 from benchmarks.peers import positions
 from benchmarks.peers.processes import Method, Task, main
-from benchmarks.peers.slices import Split, split_of
+from benchmarks.peers.slices import Split, part_of, split_of
 
 KNOWN_CELLS, GENES, SCORED_CELLS = 4096, 200, 1500
 SIZES = ["1024", "4096", "16384", "65536", "262144"]
@@ -42,7 +42,7 @@ def whole(name: str, split: Split, seed: int) -> np.ndarray:
 def score(split: Split, position: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
     """Score some of the cells."""
     positions.PART_CELLS = SCORED_CELLS
-    rows = positions.part_of(split.cells, SCORED_CELLS, seed)
+    rows = part_of(split.cells, SCORED_CELLS, seed)
     position = np.where(np.isin(np.arange(len(position)), rows)[:, None], position, np.nan)
     found = positions.score(split, position, seed)
     return {"some": next(iter(found.values()))}
