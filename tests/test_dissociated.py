@@ -95,7 +95,7 @@ def test_the_count_model_learns_genes_and_types_that_only_dissociated_cells_have
         assert 0.5 < ours / real < 2
         # As many as the genes that slices measured say.
         assert 0.6 < drawn[:, gene].mean() / truth.X[:, gene].mean() < 1.6
-    types = np.array(module.type_names)[model.draw_types(latent, 0)]
+    types = np.array(module.type_names)[model.sample_types(latent, 0)]
     assert (types == np.where(kind, "right kind", "left kind")).mean() > 0.9
 
 

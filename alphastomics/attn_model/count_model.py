@@ -172,10 +172,10 @@ class CountModel(nn.Module):
         return Decoded(self.genes_out(inner), self.nonzero_out(inner), depth)
 
     @torch.no_grad()
-    def draw_types(self, latents: Float[Tensor, "*B L"], seed: int) -> Int64[np.ndarray, "*B"]:
-        """Draw a cell type for each latent by its probability, so that rare types stay as rare.
+    def sample_types(self, latents: Float[Tensor, "*B L"], seed: int) -> Int64[np.ndarray, "*B"]:
+        """Sample a cell type for each latent by its probability, so that rare types stay as rare.
 
-        The largest logit with Gumbel noise is a draw from the softmax.
+        The largest logit with Gumbel noise is a sample of the softmax.
         """
         weight = self.type_weight.to(latents)
         logits = (latents @ weight[:, :-1].mT + weight[:, -1]).double().cpu().numpy()

@@ -236,7 +236,7 @@ class SliceSampler:
         values, counts = model.draw(latents, self.sampler.style, seed)
         if number == 0:
             self.counts = counts
-            self.types = model.draw_types(latents, seed + 1)
+            self.types = model.sample_types(latents, seed + 1)
         return SliceSample(State(torch.from_numpy(values)[None], position), None)
 
     def keep_counts(self, number: int, chunks: list[Tensor | None], plan: ChunkPlan | None) -> None:
