@@ -62,15 +62,18 @@ def few_enough(count: int, size: int) -> int:
 
 
 def bilateral_mean(
-    position: Float[Tensor, "N D"], cells: Int[Tensor, "N K"], width: Float[Tensor, ""]
-) -> Float[Tensor, "N D"]:
+    position: Float[Tensor, "N D"],
+    cells: Int[Tensor, "M K"],
+    width: Float[Tensor, ""],
+    rows: Int[Tensor, " M"] | slice = slice(None),
+) -> Float[Tensor, "M D"]:
     """Mean position of each cell's listed cells, those that lie near it (Tomasi & Manduchi 1998).
 
     Weights are exp(-|p_i - p_j|^2 / 2 w^2): neighbours in expression space that are expected
-    elsewhere do not count.
+    elsewhere do not count. `rows` are the cells that `cells` lists the neighbours of.
     """
     near = position[cells]
-    off = (near - position[:, None]).square().sum(-1, keepdim=True)
+    off = (near - position[rows][:, None]).square().sum(-1, keepdim=True)
     weight = torch.exp(-off / (2 * width.clamp(min=SMALLEST_WIDTH).square()))
     return (near * weight).sum(1) / weight.sum(1)
 

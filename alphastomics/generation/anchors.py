@@ -175,9 +175,9 @@ def anchored_slice(
         return AnchoredSlice(flat, unknown, unknown[:, 0], np.zeros(0))
     left_out = left_out_prior(estimate[known], at, fit, dims, reflection=reflection)
     features = features_of(cells, rows, estimate[:, :dims])
-    regression = AnchorRegression(features, prior, known, at[:, :dims], seed)
-    # Where an anchor would be expected in a frame that it does not fix itself.
-    result = regression.result(prior[known] - left_out[:, :dims])
+    # By how much an anchor would be expected elsewhere in a frame that it does not fix itself.
+    moved = prior[known] - left_out[:, :dims]
+    result = AnchorRegression(features, prior, known, at[:, :dims], moved, seed).result()
     z = np.full((len(rows), cells.dims - dims), at[0, 2])
     return result._replace(
         position=np.hstack([result.position, z]), std=np.hstack([result.std, 0 * z])

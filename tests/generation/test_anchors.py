@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from sklearn.linear_model import Ridge
 
 from alphastomics.config import SamplingConfig
 from alphastomics.errors import InputError
-from alphastomics.generation.anchor_regression import AnchorRegression, Features, weights_of
 from alphastomics.generation.anchors import anchored_slice, left_out_prior, with_anchors
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import frame_of, sample
@@ -357,30 +355,3 @@ def test_a_query_of_anchors_alone_has_nothing_to_predict(tissue):
     everything = replace(cells, anchors=true)
     with pytest.raises(InputError, match="nothing to predict"):
         require_placeable(everything, "expr_to_pos", SamplingConfig(), None, None)
-
-
-def test_weights_are_those_of_ridge_regression_about_equal_ones():
-    generator = np.random.default_rng(0)
-    true = generator.standard_normal((200, 2))
-    good, poor = true + generator.standard_normal((2, 200, 2)) * np.array([0.3, 3.0])[:, None, None]
-    both = np.stack([good, poor])
-    x, left = both.reshape(2, -1), (true - both.mean(0)).ravel()
-    model = Ridge(alpha=float((left**2).mean()) / 0.1**2, fit_intercept=False).fit(x.T, left)
-    np.testing.assert_allclose(weights_of(both, true), np.clip(0.5 + model.coef_, 0, 1), atol=1e-6)
-    assert weights_of(both, true)[0] > 5 * weights_of(both, true)[1]
-    np.testing.assert_allclose(weights_of(both[:, :1], true[:1]), 0.5, atol=0.1)  # one says little
-
-
-def test_errors_of_anchors_are_those_of_cells_that_are_none():
-    generator = np.random.default_rng(1)
-    x = generator.standard_normal((900, 3))
-    position = x[:, :2] + 0.3 * generator.standard_normal((900, 2))
-    known = np.arange(900) < 300
-    features = Features(np.hstack([x, 0 * position]), x.astype(np.float32))
-    regression = AnchorRegression(features, 0 * position, known, position[known], 0)
-    result = regression.result(np.zeros((300, 2)))
-    off = np.linalg.norm(result.position - position, axis=1)[~known]
-    assert np.array_equal(result.position[known], position[known])
-    for share in (0.5, 0.9):
-        held = np.quantile(result.errors, share) * result.scale[~known]
-        assert abs((off <= held).mean() - share) < 0.06
