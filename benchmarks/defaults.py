@@ -11,7 +11,8 @@ too, which change no model), `--part baselines` trains the model for one update 
 baselines alone. `--hidden` hides a fifth of each training slice and scores new tissue beside it,
 with every figure of realism. `--anchors` adds what `benchmarks/anchors.py` measures, by the same
 trained models. `--set position_head_updates=12000` sets by hand what is to be compared with the
-defaults.
+defaults; `--part positions` with it trains what estimates of positions come from, and scores these
+alone.
 """
 
 import argparse
@@ -35,7 +36,9 @@ from alphastomics.evaluation.methods import MODEL, MODEL_SAMPLE
 from alphastomics.generation import baselines
 from alphastomics.generation.baselines import TREE_CELLS
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.predict import predict_cells
 from alphastomics.generation.training_cells import training_cells
+from alphastomics.utils.metrics import position_scores
 
 FEWEST_TREE_CELLS = 50
 anndata.settings.allow_write_nullable_strings = True
@@ -120,6 +123,8 @@ def run_one(
     settings |= by_hand
     if part == "baselines":
         settings |= {"max_epochs": 1, "position_head_updates": 1}
+    if part == "positions":
+        return positions_alone(train, test, seed, settings)
     tree_cells = TREE_CELLS
     if part == "model":
         tree_cells = fit.VERDICT_TREE_CELLS = baselines.REGRESSION_CELLS = FEWEST_TREE_CELLS
@@ -149,6 +154,27 @@ def run_one(
         from benchmarks.anchors import scores_with_anchors  # which takes the sets from here
 
         result["anchors"] = scores_with_anchors(model, train, test, seed)
+    return result
+
+
+def positions_alone(
+    train: list[Any], test: list[Any], seed: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Train the position head, hardly anything else, and score the estimate of positions."""
+    begun = time.perf_counter()
+    few = {"expression": {"updates": 20}}
+    model = AlphaSTomics(train, few, seed=seed, **(settings | {"max_epochs": 1})).train()
+    result: dict[str, Any] = {"seconds": time.perf_counter() - begun, "verdict": [], "slices": {}}
+    for data in test:
+        cells = model._cells(data, model.config)
+        sampling = model.config.sampling.model_copy(update={"estimator": "mean", "num_steps": 1})
+        module = model._trained().module
+        position = predict_cells(module, cells, "expr_to_pos", sampling, seed).generated.position
+        assert cells.position is not None
+        pair = (part[:, : cells.dims].astype(np.float32) for part in (position, cells.position))
+        scores = position_scores(*pair)
+        shown = {key: scores[key] for key in SHOWN["expr_to_pos"] if key in scores}
+        result["slices"][str(data.obs["slice_id"].iloc[0])] = {"expr_to_pos": {MODEL: shown}}
     return result
 
 
@@ -252,7 +278,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
-    parser.add_argument("--part", choices=("all", "model", "baselines"), default="all")
+    parser.add_argument("--part", choices=("all", "model", "baselines", "positions"), default="all")
     parser.add_argument("--hidden", action="store_true", help="hide a fifth of training slices")
     parser.add_argument("--anchors", action="store_true", help="score with anchors, too")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="set by hand")
