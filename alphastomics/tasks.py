@@ -77,7 +77,7 @@ EXPR_TO_POS = Task(
     "expr_to_pos",
     (POSITION,),
     "Positions predicted from expression",
-    "placing",
+    "positions of cells",
     ("spearman_mean", "knn_preservation", "contact_precision_10pct", "procrustes"),
     "no baseline was fitted (no training cells at hand)",
     "more slices or animals, more genes, or cell types that differ by region would help",

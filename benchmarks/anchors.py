@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ SHARES = (0.01, 0.05, 0.2, 0.5)
 # The share at which samples are scored, too.
 SAMPLED = 0.05
 KNOWN = (0.1, 0.5, 0.8)
+PARTS = ("positions", "section", "expression")
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 SHOWN = ("spearman_mean", "contact_precision_10pct", "knn_preservation")
 
@@ -173,7 +175,7 @@ def expression_by_known(
     }
 
 
-def run(folder: Path, name: str, seed: int, *, brief: bool) -> dict[str, Any]:
+def run(folder: Path, name: str, seed: int, parts: Sequence[str], *, brief: bool) -> dict[str, Any]:
     """Train, and score every test slice by all shares."""
     chosen = SETS[name]
     train, test = slices_of(folder, chosen, seed, hidden=False)
@@ -182,7 +184,7 @@ def run(folder: Path, name: str, seed: int, *, brief: bool) -> dict[str, Any]:
     few = {"expression": {"updates": 20}} if brief else None
     model = AlphaSTomics(train, few, seed=seed, **settings).train()
     alone = ("mean",) if brief else ("mean", "sample")
-    return scores_with_anchors(model, train, test, seed, alone)
+    return scores_with_anchors(model, train, test, seed, alone, parts)
 
 
 def scores_with_anchors(
@@ -191,6 +193,7 @@ def scores_with_anchors(
     test: list[Any],
     seed: int,
     estimators: tuple[str, ...] = ("mean", "sample"),
+    parts: Sequence[str] = PARTS,
 ) -> dict[str, Any]:
     """Score every test slice of a trained model by all shares."""
     result: dict[str, Any] = {}
@@ -213,8 +216,10 @@ def scores_with_anchors(
         shares = {
             share: by_anchors(model, cells, predicted["mean"], share, seed) for share in SHARES
         }
-        known = {share: expression_by_known(model, cells, share, seed) for share in KNOWN}
+        shown = KNOWN if "expression" in parts else ()
+        known = {share: expression_by_known(model, cells, share, seed) for share in shown}
         others = [*(test[1 - number :][:1] if len(test) == 2 else []), train[0]]
+        others = others if "section" in parts else []
         sections = [model._cells(other, model.config) for other in others]
         result[slice_name] = {
             "positions": {0: alone, **shares},
@@ -255,7 +260,7 @@ def run_all(asked: argparse.Namespace) -> None:
                 target = Path(place) / f"{len(waiting)}.json"
                 command = [sys.executable, __file__, str(asked.data), "--one", name]
                 command += ["--seeds", str(seed), "--json", str(target)]
-                command += ["--brief"] if asked.brief else []
+                command += ["--parts", *asked.parts, *(["--brief"] if asked.brief else [])]
                 running.append((f"{name}, seed {seed}", target, subprocess.Popen(command)))
             for item in [item for item in running if item[2].poll() is not None]:
                 running.remove(item)
@@ -278,11 +283,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--brief", action="store_true", help="one epoch of the diffusion network")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        found = run(asked.data, asked.one, asked.seeds[0], brief=asked.brief)
+        found = run(asked.data, asked.one, asked.seeds[0], asked.parts, brief=asked.brief)
         asked.json.write_text(json.dumps(found))
         return
     run_all(asked)

@@ -201,7 +201,7 @@ class TrainedVerbs:
         Parameters
         ----------
         z
-            Height of the section in the units of training, or several z_values.
+            z of the section in the units of training, or several z_values.
         n
             Cells of a section; None: as many as its neighbours have.
         **keywords

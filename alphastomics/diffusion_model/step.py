@@ -13,7 +13,7 @@ from alphastomics.diffusion_model.masking import Hidden
 from alphastomics.utils.dataholder import DataHolder
 
 # What the terms of the loss are called in the log, in the order of `LossTerms`.
-TASK_NAMES = ("placing", "expression", "new tissue")
+TASK_NAMES = ("positions", "expression", "new tissue")
 TERM_NAMES = tuple("loss" if name == "total" else name for name in LossTerms._fields)
 
 
@@ -75,7 +75,7 @@ def errors_of_tasks(
 ) -> Float[Tensor, "2 3"]:
     """Add up the mean squared errors of expression and position by the task of each set.
 
-    Placing has expression given, `expression` has positions given, and new tissue has neither.
+    `positions` has expression given, `expression` has positions given, and new tissue has neither.
     """
     given = times == 0
     task = torch.stack([given[:, 0], given[:, 1], ~given.any(1)], dim=1).to(errors.dtype)

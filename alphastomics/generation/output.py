@@ -39,7 +39,7 @@ ANCHOR_KEY = "position_is_anchor"
 STORE_SUFFIX = ".zarr"
 
 
-# Coverage of three models was 0.1 to 1.3 % where 60 % were expected: see docs/sampling.md.
+# Coverage of two embryos was 11 to 20 % where 60 % were expected: see docs/sampling.md.
 UNCALIBRATED = (
     f"{STD_KEY} is not calibrated: it is far smaller than the true error, and no confidence "
     "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "

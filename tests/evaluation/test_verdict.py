@@ -5,7 +5,10 @@ import pytest
 from alphastomics.evaluation.verdict import verdicts
 
 METRIC = {"expr_to_pos": "spearman_mean", "pos_to_expr": "pearson_gene_mean"}
-TITLE = {"expr_to_pos": "placing: Spearman", "pos_to_expr": "expression at positions: r by gene"}
+TITLE = {
+    "expr_to_pos": "positions of cells: Spearman",
+    "pos_to_expr": "expression at positions: r by gene",
+}
 
 
 def judged(task: str, ours: float, **rivals: float):
@@ -91,8 +94,8 @@ def test_where_even_real_cells_are_separable_only_a_low_auc_is_judged():
 def test_what_half_of_the_slice_would_tell_stands_beside_the_score():
     verdict = judged("expr_to_pos", 0.2, **{"ridge": 0.1, "half of the slice known": 0.42})
     assert verdict.sentence == (
-        "placing: Spearman 0.200, ridge 0.100, chance 0 (0.420 with half of the slice known): "
-        "good: better than every baseline"
+        "positions of cells: Spearman 0.200, ridge 0.100, chance 0 "
+        "(0.420 with half of the slice known): good: better than every baseline"
     )
 
 

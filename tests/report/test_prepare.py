@@ -54,7 +54,8 @@ def test_the_page_begins_with_the_verdict_of_each_task_that_was_scored():
     methods = {"alphastomics": {"spearman_mean": 0.4}, "ridge": {"spearman_mean": 0.2}}
     data = page_data(make_findings(cells, scores={"expr_to_pos": methods}), 1, [], 50)
     assert data["verdict"] == [
-        "placing: Spearman 0.400, ridge 0.200, chance 0: good: better than every baseline"
+        "positions of cells: Spearman 0.400, ridge 0.200, chance 0: "
+        "good: better than every baseline"
     ]
     assert page_data(make_findings(cells, scores=None), 1, [], 50)["verdict"] == []
 
