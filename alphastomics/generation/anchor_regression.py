@@ -42,11 +42,12 @@ CORRECTIONS, WIDTHS = ((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 1.0)), (0.05, 0
 CORRECTION_COST = 2.0
 # The score: Spearman of distances, precision of contacts, and so much of the robust loss.
 CONTACT_SHARE, ERROR_WEIGHT = 0.1, 0.5
-# Anchors are left out fold by fold, until so many were; fewer than the least say nothing.
+# Anchors are left out fold by fold, until so many were; fewer than the least say nothing, and fits
+# need as many but one.
 FOLDS, JUDGED, LEAST_JUDGED = 10, 1_000, 5
+LEAST_FITTED = LEAST_JUDGED - 1
 # Cells beside the anchors that are there when anchors are left out: more are not needed.
 OTHER_CELLS = 10_000
-LEAST_FITTED = LEAST_JUDGED - 1
 # Left-out anchors whose errors say how far off a cell near them is, drawn towards the mean of all.
 NEAREST, PRIOR = 30, 10
 # Std of the weights of both predictors about a half each.

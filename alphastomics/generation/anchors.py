@@ -97,7 +97,7 @@ def with_anchors(
         if len(result.errors) < LEAST_ANCHORS:
             radius[:, rows[~known[rows]]] = np.nan
         if corrected:
-            say_calibration(name, len(result.errors), settings.radius_level)
+            say_calibration(name, int(known[rows].sum()), settings.radius_level)
     radii = Radii(radius[0], settings.radius_level, "anchors", known, radius[1:])
     return replace(generated, position=position, position_std=std, radii=radii)
 
