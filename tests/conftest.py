@@ -105,6 +105,7 @@ def whole_position_head() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auto, "COUNT_UPDATES", {"cpu": 600, "gpu": 1_500})
         patch.setattr(auto, "HEAD_UPDATES", TrainingConfig().position_head_updates)
+        patch.setattr(auto, "LEAST_HEAD_UPDATES", 100)
         yield
 
 

@@ -14,6 +14,8 @@ from alphastomics.config.section import is_auto
 from alphastomics.diffusion_model.train import check_data
 from alphastomics.preprocessing.schema import Metadata
 
+pytestmark = pytest.mark.usefixtures("whole_position_head")
+
 CPU, GPU = Device("cpu", "2 CPU cores", 1, 2), Device("gpu", "a GPU", 1, 16)
 AUTO = sorted(
     path
@@ -287,17 +289,36 @@ def test_without_a_position_head_the_plan_says_nothing_of_it(setting):
     assert key not in {choice.key for choice in plan.choices}
 
 
-@pytest.mark.parametrize("cells", [1_000, 5_000, 10_000])
-@pytest.mark.parametrize("genes", [30, 300, 1_000, 5_000])
+@pytest.mark.parametrize("cells", [500, 1_000, 5_000, 10_000])
+@pytest.mark.parametrize("genes", [30, 300, 1_000, 2_000, 5_000])
 def test_ten_thousand_cells_are_planned_for_ten_minutes_of_two_cores(cells, genes):
-    assert plan_for({}, metadata_for([cells], genes)).seconds <= 600
+    plan = plan_for({}, metadata_for([cells], genes))
+    assert plan.seconds <= 600
+    # Not by doing nothing.
+    assert plan.updates >= 150
+    assert plan.config.training.position_head_updates >= 200
+    assert plan.config.expression.updates >= 90
 
 
 @pytest.mark.parametrize(
-    ("genes", "cells"), [(250, 512), (4_000, 512), (10_000, 250), (60_000, 128)]
+    ("epochs", "held", "between"),
+    [(7, 100, 1), (30, 0, 1), (100, 100, 3), (100, 10, 1), (20, 500, 2)],
+)
+def test_validations_take_a_twentieth_of_the_time_or_are_ten(epochs, held, between):
+    # 100 of 1,000 cells: four calls without backward are 4/3 x 0.1 of an epoch, in three 0.044.
+    metadata = metadata_for([1_000])
+    validation = metadata.splits["validation"].model_copy(update={"cells": held})
+    splits = metadata.splits | {"validation": validation}
+    metadata = metadata.model_copy(update={"splits": splits})
+    plan = plan_for({"training.max_epochs": epochs}, metadata)
+    assert plan.config.training.validate_every_n_epochs == between
+
+
+@pytest.mark.parametrize(
+    ("genes", "cells"), [(250, 512), (4_000, 375), (10_000, 150), (60_000, 128)]
 )
 def test_sets_of_very_many_genes_are_smaller_on_a_cpu(genes, cells):
-    # A batch of two sets holds at most five million values, and no set is below 128 cells.
+    # A batch of two sets holds at most three million values, and no set is below 128 cells.
     chosen = plan_for({}, metadata_for([cells * 40], genes)).config
     assert chosen.data.loading.set_size == cells
     assert chosen.training.batch_size == 2 * cells

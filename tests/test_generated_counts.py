@@ -47,6 +47,17 @@ def model() -> AlphaSTomics:
     return AlphaSTomics(two_programs(), QUICK, seed=0).train()
 
 
+@pytest.mark.parametrize(("factor", "genes", "said"), [(1, 20, ""), (1, 8, ""), (9, 20, "reduce")])
+def test_a_query_of_another_depth_is_said(model, factor, genes, said, caplog):
+    # Fewer genes have fewer counts: that is no other depth.
+    query = two_programs(seed=2)[:, :genes].copy()
+    if factor > 1:
+        query.X = np.random.default_rng(0).poisson(query.X * factor).astype(np.float32)
+    model.predict_positions(query)
+    assert ("counts a cell" in caplog.text) == bool(said)
+    assert said in caplog.text
+
+
 def test_new_cells_have_counts_like_the_real_ones(model):
     real, new = two_programs(seed=1), model.generate(400, seed=3)
     counts = np.asarray(new.X)

@@ -142,6 +142,12 @@ class CountModel(nn.Module):
         log_variance = log_variance.clamp(LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE)
         return mean, (log_variance / 2).exp()
 
+    def usual_depths(self, measured: Bool[Tensor, " G"]) -> tuple[float, float]:
+        """Return the least and the largest usual total of a slice's cells over some genes."""
+        shares = self.offset.double().softmax(-1).cpu()[:, measured.cpu()].sum(-1)
+        totals = self.depth[:, 0].double().exp().cpu() * shares
+        return float(totals.min()), float(totals.max())
+
     @torch.no_grad()
     def latents(
         self,

@@ -19,7 +19,7 @@ from alphastomics.preprocessing.schema import Metadata
 SET_SIZE = {"cpu": 512, "gpu": 1024}
 SETS_IN_A_BATCH = {"cpu": 2, "gpu": 4}
 # Values of a batch on a CPU: of many genes fewer cells are taken, so that updates stay as frequent.
-CPU_VALUES, LEAST_SET_SIZE = 5_000_000, 128
+CPU_VALUES, LEAST_SET_SIZE = 3_000_000, 128
 # Smaller batches bear a larger one.
 LEARNING_RATE = {"cpu": 2.0e-3, "gpu": 1.0e-3}
 # (cells up to, width, heads, layers): larger networks overfit few cells sooner than they help.
@@ -32,6 +32,8 @@ LEAST_UPDATES, MOST_UPDATES, LEAST_UPDATES_CPU = 200, 20_000, 150
 # Beyond so many cells, those held out are no loss, and nothing is fitted again.
 REFIT_CELLS = 200_000
 VALIDATIONS = 10
+# Of training; a validation calls the network four times, without a backward pass.
+VALIDATION_SHARE, VALIDATION_COST = 0.05, 4 / 3
 # Beyond so many cells in one frame there is enough to learn from: a GPU gets the schema's values.
 LARGE_CELLS = 1_000_000
 DOCUMENTED = (
@@ -70,6 +72,8 @@ CPU_HEAD_SECONDS, CPU_HEAD_SECONDS_PER_CELL, CPU_HEAD_SECONDS_PER_GENE = 30, 0.0
 MOST_CPU_HEAD_SECONDS = 200
 FLOPS_PER_WEIGHT = 6  # of a cell in a training step: two forwards, four backwards
 CPU_SECONDS = 120  # of one of the two trainings, where that is enough to learn
+# Of a run on a CPU of so many cells, in proportion beyond: parts get a share of their time.
+CPU_RUN_SECONDS, CPU_RUN_CELLS, SHARES = 560, 10_000, 50
 
 
 def resolve_config(config: Config, metadata: Metadata, device: Device) -> TrainingPlan:
@@ -84,11 +88,10 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
         holdout = choose_holdout(metadata, config.seed.global_seed)
     cells = sum(sizes)
     refit = holdout is not None and cells <= REFIT_CELLS
-    chosen: dict[str, Choice] = {}
-    for key, value in _documented(cells, metadata, device).items():
-        if key not in given:
-            given[key] = value
-            chosen[key] = Choice(key, value, f"{cells:,} cells in one frame")
+    documented = _documented(cells, metadata, device).items()
+    reason = f"{cells:,} cells in one frame"
+    chosen = {key: Choice(key, value, reason) for key, value in documented if key not in given}
+    given |= {key: choice.value for key, choice in chosen.items()}
     config = _filled({}, given)
 
     def choose(key: str, value: Any, reason: str) -> Any:
@@ -107,7 +110,9 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     batch = _batch(config, sizes, metadata, device, choose)
     width, layers = _network(config, cells, device, choose)
     seconds = _seconds_of_update(width, layers, metadata.num_genes, batch, device)
-    updates = _updates(cells, seconds, device)
+    resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
+    share = _share_of_time(resolved, cells, metadata, seconds, device, trainings=1 + refit)
+    updates = _updates(cells, seconds, device, share)
     mixed = _mixes_slices(config, metadata)
     per_epoch = _batches([sum(sizes)] if mixed else sizes, batch)
     epochs = choose(
@@ -115,11 +120,11 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     )
     updates = epochs * per_epoch
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
-    before = _seconds_before(resolved, cells, metadata, device, choose)
+    before = _seconds_before(resolved, cells, metadata, device, share, choose)
+    held = metadata.splits["validation"].cells if timed else cells
+    between = _epochs_between_validations(epochs, cells, held)
     choose(
-        "training.validate_every_n_epochs",
-        1 if timed else max(epochs // VALIDATIONS, 1),
-        "some ten validations in a run",
+        "training.validate_every_n_epochs", between, "ten in a run, more if they take little time"
     )
     choose("training.early_stopping", timed, "held-out cells choose the length of the training")
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
@@ -250,7 +255,50 @@ def _seconds_of_update(
     return fixed + FLOPS_PER_WEIGHT * weights * cells / (rate * cores)
 
 
-def _head_updates(cells: int, genes: int, seconds: float, device: Device) -> Choice:
+def _share_of_time(
+    config: Config,
+    cells: int,
+    metadata: Metadata,
+    seconds: float,
+    device: Device,
+    *,
+    trainings: int,
+) -> float:
+    """Return the share of its time that each part of a run gets, so that a CPU takes minutes."""
+    if device.kind == "gpu":
+        return 1.0
+    of_count, of_head = (
+        _seconds_of_count_update(metadata, device) if config.generates_expression else 0.0,
+        _seconds_of_head_update(config, metadata, device) if config.has_position_head else 0.0,
+    )
+
+    def needed(share: float) -> float:
+        total = _updates(cells, seconds, device, share) * seconds
+        if of_count:
+            total += _count_updates(cells, of_count, device, share) * of_count
+        if of_head:
+            head = _head_updates(cells, metadata.num_genes, of_head, device, share)
+            total += head.value * of_head
+        return trainings * total
+
+    allowed = CPU_RUN_SECONDS * max(cells / CPU_RUN_CELLS, 1)
+    allowed -= _seconds_of_verdict(cells, metadata.num_genes, device)
+    # Some parts are at their least before others are.
+    shares = (1 - step / SHARES for step in range(SHARES))
+    return next((share for share in shares if needed(share) <= allowed), 1 / SHARES)
+
+
+def _count_updates(cells: int, seconds: float, device: Device, share: float = 1.0) -> int:
+    """Choose how long the count model is fitted."""
+    updates = min(COUNT_UPDATES[device.kind], cells)
+    if device.kind == "cpu":
+        updates = min(updates, round(share * CPU_COUNT_SECONDS / seconds))
+    return max(updates, LEAST_COUNT_UPDATES)
+
+
+def _head_updates(
+    cells: int, genes: int, seconds: float, device: Device, share: float = 1.0
+) -> Choice:
     """Choose how long the position head is fitted."""
     target = HEAD_UPDATES * math.sqrt(max(cells / CELLS_OF_HEAD_UPDATES, 1))
     updates = round(max(min(HEAD_UPDATES_PER_CELL * cells, target), LEAST_HEAD_UPDATES))
@@ -258,29 +306,27 @@ def _head_updates(cells: int, genes: int, seconds: float, device: Device) -> Cho
     if device.kind == "cpu":
         time = CPU_HEAD_SECONDS + CPU_HEAD_SECONDS_PER_CELL * cells
         time += CPU_HEAD_SECONDS_PER_GENE * genes
-        most = max(round(min(time, MOST_CPU_HEAD_SECONDS) / seconds), LEAST_HEAD_UPDATES)
+        time = share * min(time, MOST_CPU_HEAD_SECONDS)
+        most = max(round(time / seconds), LEAST_HEAD_UPDATES)
     if updates > most:
         updates, reason = most, "as many as there is time for"
     return Choice("training.position_head_updates", updates, reason)
 
 
 def _seconds_before(
-    config: Config, cells: int, metadata: Metadata, device: Device, choose: Any
+    config: Config, cells: int, metadata: Metadata, device: Device, share: float, choose: Any
 ) -> float:
     """Choose what is fitted before the network is trained, and estimate its time."""
     seconds = 0.0
     if config.generates_expression:
         of_update = _seconds_of_count_update(metadata, device)
-        updates = min(COUNT_UPDATES[device.kind], cells)
-        if device.kind == "cpu":
-            updates = min(updates, round(CPU_COUNT_SECONDS / of_update))
-        updates = max(updates, LEAST_COUNT_UPDATES)
+        updates = _count_updates(cells, of_update, device, share)
         space = choose("expression.space", "latent", "generated cells are drawn as counts")
         updates = choose("expression.updates", updates, "of the count model")
         seconds += updates * of_update if space == "latent" else 0
     if config.has_position_head:
         of_update = _seconds_of_head_update(config, metadata, device)
-        head = _head_updates(cells, metadata.num_genes, of_update, device)
+        head = _head_updates(cells, metadata.num_genes, of_update, device, share)
         seconds += of_update * choose(*head)
     return seconds
 
@@ -309,13 +355,19 @@ def _seconds_of_verdict(cells: int, genes: int, device: Device) -> float:
     return 20 + 0.002 * cells + 1.3e-4 * min(cells, 3_000) * min(genes, 500) / device.cores
 
 
-def _updates(cells: int, seconds: float, device: Device) -> int:
+def _updates(cells: int, seconds: float, device: Device, share: float = 1.0) -> int:
     """Choose the number of updates: more cells deserve more, and a CPU has minutes, not hours."""
     target = UPDATES * math.sqrt(cells / CELLS_OF_UPDATES)
     updates = round(min(max(target, LEAST_UPDATES), MOST_UPDATES))
     if device.kind == "cpu":
-        updates = min(updates, max(round(CPU_SECONDS / seconds), LEAST_UPDATES_CPU))
+        updates = min(updates, max(round(share * CPU_SECONDS / seconds), LEAST_UPDATES_CPU))
     return updates
+
+
+def _epochs_between_validations(epochs: int, cells: int, held: int) -> int:
+    """Choose how often to validate: ten times, more often as long as that takes a twentieth."""
+    affordable = math.ceil(VALIDATION_COST * held / (VALIDATION_SHARE * max(cells, 1)))
+    return max(min(affordable, epochs // VALIDATIONS), 1)
 
 
 def set_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -201,7 +201,7 @@ def train(
     has_validation
         Whether validation cells are looked at, where there are any.
     plan
-        Lines to log once nothing more can be refused.
+        Lines to log before the cells are read.
     """
     metadata = DataFolder(config.data.processed_data_dir).metadata()
     check_data(config, metadata)
@@ -220,6 +220,8 @@ def train(
     with folder.claimed(first=first):
         if first:  # all that can be refused is, before anything is written
             folder.require_free(checkpoint, **options)
+            for line in plan:
+                logger.info("%s", line)
         seed_everything(config.seed.global_seed, deterministic=config.seed.deterministic)
         training, validation = make_loaders(config, metadata, trainer, holdout)
         module = make_module(config, training)
@@ -232,8 +234,6 @@ def train(
         if first:
             folder.prepare(config, checkpoint, **options)
             csv_log.start(0 if before is None else before.logged_bytes)
-            for line in plan:
-                logger.info("%s", line)
         with folder.running(first=first):
             if checkpoint is None:  # which else has it
                 fit_parts(module, training, config, trainer.strategy.root_device)

@@ -30,6 +30,8 @@ LARGEST_LOG_VALUE = 12.0
 FEW_GENES, VERY_FEW_GENES = 0.5, 0.1
 # Micrometres and pixels, or millimetres, differ by more.
 UNIT_RATIO = 5.0
+# Of counts a cell: slices and animals of one study differ by up to two.
+DEPTH_RATIO = 4.0
 SHOWN_VALUES = 100_000
 LEAST_CELLS = 2
 # What a module that was not trained by `train` is taken to have seen.
@@ -197,3 +199,30 @@ def check_units(position: np.ndarray, scale: float, slice_name: str) -> None:
             slice_name,
             size / scale,
         )
+
+
+def check_depth(median: float, trained: tuple[float, float], slice_name: str) -> None:
+    """Warn of a slice whose cells have far more or fewer counts than those of training slices.
+
+    Parameters
+    ----------
+    median
+        The median of the counts of its cells.
+    trained
+        The least and the largest such number of the training slices, over the same genes.
+    slice_name
+        What to call it.
+    """
+    least, most = trained
+    if least / DEPTH_RATIO <= median <= DEPTH_RATIO * most:
+        return
+    advice = (
+        "reduce them to that depth (scanpy.pp.downsample_counts)"
+        if median > most
+        else "train on slices of such cells"
+    )
+    logger.warning(
+        "slice %s has %.3g counts a cell, the training slices %.3g to %.3g over the same genes: "
+        "results are less reliable than the verdict says; %s",
+        *(slice_name, median, least, most, advice),
+    )

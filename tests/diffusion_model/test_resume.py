@@ -131,9 +131,8 @@ def test_the_same_seed_gives_the_same_run_whatever_the_workers(run):
 
 
 def command(processed: Path, tmp_path: Path, name: str, epochs: int) -> list[str]:
-    config = tiny_config(
-        processed, tmp_path, training={"max_epochs": epochs}, logging={"exp_name": name}
-    )
+    parts = {"training": {"max_epochs": epochs}, "logging": {"exp_name": name}}
+    config = tiny_config(processed, tmp_path, expression={"updates": 5}, **parts)
     path = tmp_path / "run.yaml"
     path.write_text(to_yaml(config))
     return [sys.executable, "-m", "alphastomics", "train", "--config", str(path),

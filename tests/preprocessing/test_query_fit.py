@@ -7,7 +7,12 @@ import pytest
 from scipy.sparse import csr_array
 
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.query_fit import check_genes, check_units, needs_normalizing
+from alphastomics.preprocessing.query_fit import (
+    check_depth,
+    check_genes,
+    check_units,
+    needs_normalizing,
+)
 
 QUERY = Path("query.h5ad")
 COUNTS = csr_array(np.array([[3.0, 0.0, 40.0], [1.0, 7.0, 0.0]], dtype=np.float32))
@@ -59,3 +64,12 @@ def test_other_units_are_said(factor, said, caplog):
     position = np.random.default_rng(0).normal(size=(500, 2)) * 50.0 * factor
     check_units(position, 50.0, "slice")
     assert bool(caplog.records) == said
+
+
+@pytest.mark.parametrize(
+    ("median", "said"), [(40.0, ""), (9.0, ""), (4.0, "train"), (900.0, "reduce")]
+)
+def test_cells_of_far_more_or_fewer_counts_are_said(median, said, caplog):
+    check_depth(median, (20.0, 100.0), "s")
+    assert bool(caplog.records) == bool(said)
+    assert said in caplog.text
