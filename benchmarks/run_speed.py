@@ -6,6 +6,10 @@ For each size a synthetic tissue is made and preprocessed. `bare` repeats the st
 are already on the device: noise, network, loss, backward, clipping, AdamW, average. `run` is
 `train` as a user calls it, on the same data with the same settings; its time is divided into the
 position head, steps, validation, checkpoints and the rest. Cells per second count real cells.
+
+`plan` is what `train` chooses for these data and this device: smoothed expression, the position
+head, latents. The other variants are the schema's network with nothing around it, whose sizes a
+plan reaches beyond a million cells.
 """
 
 import argparse
@@ -32,6 +36,8 @@ from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import train as training_run
 from alphastomics.diffusion_model.ema import update_average
 from alphastomics.diffusion_model.recorded_update import RecordedUpdates
+from alphastomics.diffusion_model.slice_preparation import slice_smoother
+from alphastomics.fit import plan_for
 from alphastomics.main import main as alphastomics
 from alphastomics.preprocessing.batch_loader import create_dataloaders
 from alphastomics.preprocessing.folder import DataFolder
@@ -48,9 +54,11 @@ class Variant(NamedTuple):
     experts: bool = False
     streaming: bool = False
     compile: bool = False
+    planned: bool = False
 
 
 VARIANTS = {
+    "plan": Variant(1, planned=True),
     "1 set": Variant(1),
     "8 sets": Variant(8),
     "8 sets, experts": Variant(8, experts=True),
@@ -81,6 +89,8 @@ def processed_folder(folder: Path, cells: int) -> Path:
 
 def settings(folder: Path, cells: int, variant: Variant, updates: int) -> Config:
     """Return the settings of a run of about so many updates."""
+    if variant.planned:
+        return planned(folder, cells, updates)
     batch = variant.sets * SET_SIZE
     document = {
         "training": {
@@ -102,6 +112,19 @@ def settings(folder: Path, cells: int, variant: Variant, updates: int) -> Config
     return parse_document(document, "benchmark")
 
 
+def planned(folder: Path, cells: int, updates: int) -> Config:
+    """Return what the plan chooses, but for how long everything takes."""
+    document: dict[str, Any] = {
+        "data": {"processed_data_dir": str(folder / "processed")},
+        "logging": {"save_dir": str(folder), "exp_name": "run"},
+    }
+    batch = plan_for(parse_document(document, "benchmark")).config.training.batch_size
+    epochs = max(round(updates * batch / cells), 1)
+    document["training"] = {"max_epochs": epochs, "position_head_updates": 5}
+    document["expression"] = {"updates": 5}
+    return plan_for(parse_document(document, "benchmark")).config
+
+
 def wait() -> None:
     """Let the GPU finish."""
     if torch.cuda.is_available():
@@ -113,11 +136,13 @@ class Bare:
 
     def __init__(self, config: Config) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        metadata = DataFolder(config.data.processed_data_dir).metadata()
         loader, *_ = create_dataloaders(
             config.data.processed_data_dir,
             batch_size=config.training.batch_size,
             set_size=config.data.loading.set_size,
             num_workers=0,
+            smooth=slice_smoother(config, metadata, self.device),
         )
         self.module = module = training_run.make_module(config, loader)
         # The loader's slices are in their own frames: which rotation they get is no matter here.
@@ -185,6 +210,7 @@ def timed(parts: dict[str, float]) -> Iterator[None]:
     """Add up the time of the parts of a run; a part within another counts for itself alone."""
     wrapped = (
         (training_run, "fit_position_head", "position head"),
+        (training_run, "fit_count_model", "count model"),
         (training_run, "make_loaders", "set-up"),
         (training_run, "rotate_slices", "set-up"),
         (training_run, "conclude", "conclusion"),
@@ -242,6 +268,13 @@ def measure(config: Config) -> dict[str, Any]:
     }
 
 
+def shares(seconds: dict[str, float]) -> str:
+    """Say what share of `fit` its parts take."""
+    parts = ("steps", "validation", "checkpoints")
+    whole = sum(seconds.get(name, 0.0) for name in parts)
+    return ", ".join(f"{name} {seconds.get(name, 0.0) / whole:.0%}" for name in parts)
+
+
 def main() -> None:
     """Measure every size and variant, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -276,7 +309,7 @@ def main() -> None:
                     print(
                         f"{case:<34}{result['bare_cells_per_s']:>10,.0f}{result['bare_ms']:>8.2f}"
                         f"{result['fit_cells_per_s']:>10,.0f}{result['fit_of_bare']:>12.2f}"
-                        f"{result['steps_of_bare']:>14.2f}",
+                        f"{result['steps_of_bare']:>14.2f}   " + shares(result["seconds"]),
                         flush=True,
                     )
                 if asked.json:

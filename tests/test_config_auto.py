@@ -324,3 +324,19 @@ def test_sets_of_very_many_genes_are_smaller_on_a_cpu(genes, cells):
     assert chosen.training.batch_size == 2 * cells
     resolved = resolve_config(Config(), metadata_for([10_240], genes), GPU).config
     assert resolved.data.loading.set_size == 1024
+
+
+@pytest.mark.parametrize(
+    ("normalization", "said"),
+    [
+        ({}, "drawn as counts"),
+        ({"fractions": True}, "no counts"),
+        ({"log_normalize": False}, "if "),
+    ],
+)
+def test_the_plan_says_what_generated_values_are_drawn_from(normalization, said):
+    metadata = metadata_for([1_000])
+    changed = metadata.normalization.model_copy(update=normalization)
+    plan = plan_for({}, metadata.model_copy(update={"normalization": changed}))
+    choice = next(choice for choice in plan.choices if choice.key == "expression.space")
+    assert said in choice.reason

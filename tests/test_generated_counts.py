@@ -108,7 +108,30 @@ def test_values_that_are_no_counts_are_said_to_be_none(caplog):
     assert "no counts" in caplog.text
     new = model.generate(50, seed=0)
     assert "total_counts" not in new.obs
-    assert np.isfinite(new.X).all()
+    # As they were, not standardised: none is below zero, and as large as the real ones.
+    values, real = np.asarray(new.X), np.log1p(two_programs(volume=True).X)
+    assert values.min() > -1e-3
+    assert 0.5 < values.max() / np.log1p(1e4 * real.max()) < 2
+    np.testing.assert_array_equal(new.layers["normalized"], new.X)
+
+
+def test_expected_expression_comes_as_counts_per_ten_thousand_too(model):
+    query = two_programs(seed=3, cells=100)
+    model.predict_expression(query)
+    rate = query.layers["generated_rate"]
+    assert (rate >= 0).all()
+    counts = query.X / query.X.sum(1, keepdims=True) * 1e4
+    assert 0.6 < np.median(rate.sum(1)) / np.median(counts.sum(1)) < 1.2
+    assert np.corrcoef(rate.mean(0), counts.mean(0))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("genes", [1, 2])
+def test_one_gene_or_two_are_trained_on_and_scored(genes):
+    data = two_programs(cells=150)[:, :genes].copy()
+    model = AlphaSTomics(data, QUICK, seed=0).train()
+    scores = model.evaluate(two_programs(seed=1, cells=150)[:, :genes].copy())
+    assert scores is not None
+    assert np.asarray(model.generate(30, seed=0).X).shape == (30, genes)
 
 
 def test_values_below_zero_stay_below_zero(caplog):

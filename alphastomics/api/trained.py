@@ -129,8 +129,9 @@ class TrainedVerbs:
         Parameters
         ----------
         cells
-            An AnnData with coordinates, into which layers["generated"], layers["generated_std"]
-            and uns["alphastomics"] are written; or coordinates alone, (N, 2) or (N, 3).
+            An AnnData with coordinates, into which layers["generated"], layers["generated_std"],
+            layers["generated_rate"] and uns["alphastomics"] are written; or coordinates alone,
+            (N, 2) or (N, 3).
         anchors
             Known cells of the same slice, with expression and coordinates in the same frame:
             those around a position say what is expressed there. None takes the training cells,
@@ -180,9 +181,9 @@ class TrainedVerbs:
         -------
         anndata.AnnData
             X with counts, layers["normalized"] and obs["total_counts"] (of a model without counts
-            X is the expression), layers["generated"] with standardised expression,
-            obsm["spatial"] and obsm["spatial_pred"] with the positions, obs["slice_id"], and
-            obs["cell_type"] where training cells have types.
+            X is expression as it was before standardising), layers["generated"] with standardised
+            expression, obsm["spatial"] and obsm["spatial_pred"] with the positions,
+            obs["slice_id"], and obs["cell_type"] where training cells have types.
         """
         genes = self._trained().genes
         require_whole("n", n, LEAST_CELLS)
@@ -191,7 +192,7 @@ class TrainedVerbs:
         config = updated(self.config, keywords)
         cells, generated, _ = self._generate(blank, JOINT.name, config, is_new=True)
         data = new_anndata(cells, genes)
-        put_counts(data, generated)
+        put_counts(data, generated, cells)
         put_into(data, generated, cells, genes, JOINT.name)
         return data
 

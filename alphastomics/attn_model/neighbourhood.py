@@ -70,12 +70,16 @@ def bilateral_mean(
     """Mean position of each cell's listed cells, those that lie near it (Tomasi & Manduchi 1998).
 
     Weights are exp(-|p_i - p_j|^2 / 2 w^2): neighbours in expression space that are expected
-    elsewhere do not count. `rows` are the cells that `cells` lists the neighbours of.
+    elsewhere do not count. `rows` are the cells that `cells` lists the neighbours of; one whose
+    neighbours are all elsewhere stays.
     """
-    near = position[cells]
-    off = (near - position[rows][:, None]).square().sum(-1, keepdim=True)
+    near, own = position[cells], position[rows]
+    off = (near - own[:, None]).square().sum(-1, keepdim=True)
     weight = torch.exp(-off / (2 * width.clamp(min=SMALLEST_WIDTH).square()))
-    return (near * weight).sum(1) / weight.sum(1)
+    total = weight.sum(1)
+    # Of tied cells, as empty ones are, a cell need not be among its own nearest.
+    smallest = torch.finfo(total.dtype).tiny
+    return torch.where(total >= smallest, (near * weight).sum(1) / total.clamp(min=smallest), own)
 
 
 def standardized(values: Float[Tensor, "*B N G"]) -> Float[Tensor, "*B N G"]:

@@ -221,7 +221,7 @@ class PositionHead(nn.Module):
                 noisy: Tensor = self.smoothed(cells[0], cells[1], NOISIEST).mean(0)
                 return noisy.reshape(*expression.shape[:2], 3)
             matched = self.matched(expression, node_mask, gene_mask)
-            expected = torch.zeros_like(expression[..., :3]).float()
+            expected = expression.new_zeros(*expression.shape[:2], 3, dtype=torch.float32)
             for number, same_slice in enumerate(matched.tolist()):
                 rows = slice(None) if node_mask is None else node_mask[number]
                 own = expression[number, rows].float()

@@ -321,7 +321,7 @@ def _seconds_before(
     if config.generates_expression:
         of_update = _seconds_of_count_update(metadata, device)
         updates = _count_updates(cells, of_update, device, share)
-        space = choose("expression.space", "latent", "generated cells are drawn as counts")
+        space = choose("expression.space", "latent", _likelihood(metadata))
         updates = choose("expression.updates", updates, "of the count model")
         seconds += updates * of_update if space == "latent" else 0
     if config.has_position_head:
@@ -329,6 +329,15 @@ def _seconds_before(
         head = _head_updates(cells, metadata.num_genes, of_update, device, share)
         seconds += of_update * choose(*head)
     return seconds
+
+
+def _likelihood(metadata: Metadata) -> str:
+    """Say what generated values are drawn from: the fit looks at the cells, and may correct it."""
+    if metadata.normalization.fractions:
+        return "values are no counts: drawn as zero by chance, else Gaussian"
+    if not metadata.normalization.log_normalize:
+        return "drawn as counts if values stand for some, else Gaussian"
+    return "generated cells are drawn as counts"
 
 
 def _seconds_of_count_update(metadata: Metadata, device: Device) -> float:

@@ -33,14 +33,14 @@ MORAN_METRICS = (
     ),
     score_metric(
         "moran_correlation",
-        lambda pair: pair.moran.correlation,
+        lambda pair: None if pair.moran is None else pair.moran.correlation,
         "Moran's I, correlation",
         "Are the same genes spatial in the prediction as in the truth?",
         chance=no_signal,
     ),
     error_metric(
         "moran_mae",
-        lambda pair: pair.moran.mean_absolute_error,
+        lambda pair: None if pair.moran is None else pair.moran.mean_absolute_error,
         "Moran's I, error",
         "How far their spatial order is off.",
         bounded=False,
@@ -64,13 +64,13 @@ EXPRESSION_METRICS = (
     ),
     score_metric(
         "pearson_cell_mean",
-        lambda pair: pair.by_cell.mean,
+        lambda pair: None if pair.by_cell is None else pair.by_cell.mean,
         "Pearson r by cell",
         "Does a cell's profile over the genes agree? Mean over cells.",
     ),
     score_metric(
         "pearson_cell_median",
-        lambda pair: pair.by_cell.median,
+        lambda pair: None if pair.by_cell is None else pair.by_cell.median,
         "Pearson r by cell, median",
         "The same, median over cells.",
     ),

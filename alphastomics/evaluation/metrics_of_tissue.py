@@ -5,6 +5,7 @@ from alphastomics.evaluation.metrics_of_expression import MORAN_METRICS
 from alphastomics.evaluation.outline import outline_overlap, spacing_distance
 from alphastomics.evaluation.separability import linear_auc, niche_auc, two_sample_auc
 from alphastomics.evaluation.tissue import (
+    depth_wasserstein,
     gene_wasserstein,
     type_neighbour_distance,
     type_share_distance,
@@ -68,6 +69,17 @@ TISSUE_METRICS = (
         lambda pair: zero_share_error(pair.generated.expression, pair.real.expression),
         "Zeros of genes",
         "How far the share of cells in which a gene is zero differs, mean over genes.",
+    ),
+    error_metric(
+        "depth_distance",
+        lambda pair: (
+            None
+            if pair.generated.totals is None or pair.real.totals is None
+            else depth_wasserstein(pair.generated.totals, pair.real.totals)
+        ),
+        "Counts of cells",
+        "Wasserstein distance of the logarithm of a cell's counts.",
+        bounded=False,
     ),
     Metric(
         "correlation_slope",

@@ -100,8 +100,10 @@ class ExpressionPair:
         return summary(gene_correlations(*self.arrays), "Pearson r of genes")
 
     @cached_property
-    def by_cell(self) -> Summary:
-        """Correlation of each cell's values over genes."""
+    def by_cell(self) -> Summary | None:
+        """Correlation of each cell's values over genes; None of a single gene."""
+        if int(self.arrays[2].sum()) < 2:
+            return None
         return summary(cell_correlations(*self.arrays), "Pearson r of cells")
 
     @cached_property
@@ -112,9 +114,9 @@ class ExpressionPair:
         return morans_i(predicted[:, genes[0]], graph), morans_i(true[:, genes[0]], graph)
 
     @cached_property
-    def moran(self) -> MoranAgreement:
-        """How far the same genes are ordered in space."""
-        return moran_agreement(*self.moran_pair, num_cells=len(self.true))
+    def moran(self) -> MoranAgreement | None:
+        """How far the same genes are ordered in space; None of a single gene."""
+        return _agreement(self.moran_pair, len(self.true))
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,9 @@ class TissuePair:
         return predicted, true
 
     @cached_property
-    def moran(self) -> MoranAgreement:
-        """How far the same genes are ordered in space."""
-        return moran_agreement(*self.moran_pair, num_cells=len(self.generated.expression))
+    def moran(self) -> MoranAgreement | None:
+        """How far the same genes are ordered in space; None of a single gene."""
+        return _agreement(self.moran_pair, len(self.generated.expression))
 
     @cached_property
     def codes(self) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " M"]]:
@@ -172,3 +174,11 @@ class TissuePair:
         return correlation_agreement(
             self.generated.expression, self.real.expression, seed=self.seed
         )
+
+
+def _agreement(
+    moran_pair: tuple[Float[Tensor, " G"], Float[Tensor, " G"]], num_cells: int
+) -> MoranAgreement | None:
+    if len(moran_pair[1]) < 2:
+        return None
+    return moran_agreement(*moran_pair, num_cells=num_cells)

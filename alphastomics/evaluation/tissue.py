@@ -28,10 +28,11 @@ class CorrelationAgreement(NamedTuple):
 
 
 class Tissue(NamedTuple):
-    """Cells with expression of the same genes, and positions."""
+    """Cells with expression of the same genes, and positions; counts of some, if they are known."""
 
     expression: Float[ndarray, "N G"]
     position: Float[ndarray, "N D"]
+    totals: Int64[ndarray, " T"] | None = None
 
 
 def type_share_distance(
@@ -130,7 +131,7 @@ def _correlations(values: Float[ndarray, "N G"]) -> Float[ndarray, "G G"]:
 
 
 def depth_wasserstein(
-    generated_totals: Float[ndarray, " N"], real_totals: Float[ndarray, " M"]
+    generated_totals: Int64[ndarray, " N"], real_totals: Int64[ndarray, " M"]
 ) -> float:
     """Wasserstein-1 distance of the sequencing depths: of log(1 + counts of a cell)."""
     return float(wasserstein_distance(np.log1p(generated_totals), np.log1p(real_totals)))
@@ -138,13 +139,13 @@ def depth_wasserstein(
 
 def measured_part(tissue: Tissue, measured: Bool[ndarray, " G"]) -> Tissue:
     """Keep the measured genes."""
-    return Tissue(tissue.expression[:, measured], tissue.position)
+    return tissue._replace(expression=tissue.expression[:, measured])
 
 
 def shuffled_positions(tissue: Tissue, generator: torch.Generator) -> Tissue:
     """Give each cell the position of another: the right cells in no order."""
     order = torch.randperm(len(tissue.position), generator=generator).numpy()
-    return Tissue(tissue.expression, tissue.position[order])
+    return tissue._replace(position=tissue.position[order])
 
 
 def shuffled_genes(tissue: Tissue, generator: torch.Generator) -> Tissue:

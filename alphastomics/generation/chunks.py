@@ -5,6 +5,7 @@ each chunk is a thinner picture of the whole slice. Where chunks disagree about 
 slice has a seam, which is measured.
 """
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -13,9 +14,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from alphastomics.config import SamplingConfig
+from alphastomics.config import Mode, SamplingConfig
 from alphastomics.errors import InputError
 from alphastomics.geometry import moved_onto
+from alphastomics.tasks import TASKS
+
+logger = logging.getLogger(__name__)
 
 # Not tuned: enough to fix a frame at any size in use, with most of a chunk left for its own cells.
 ANCHOR_SHARE = 0.125
@@ -112,3 +116,18 @@ def disagreement(values: list[Float[Tensor, "1 A K"]]) -> Float[Tensor, " K"]:
     return torch.stack(
         [(later.double() - first).square().mean((0, 1)) for later in values[1:]]
     ).mean(0)
+
+
+def report_seams(seams: list[Seam], mode: Mode) -> None:
+    """Say how well the chunks of large slices fit."""
+    for seam in seams:
+        if not TASKS[mode].is_conditional:
+            logger.info(
+                "%s: sampled in %d chunks around shared cells", seam.slice_name, seam.chunks
+            )
+            continue
+        logger.info(
+            "%s: sampled in %d chunks that share %d cells; seam error %.4g (%.1f %% of the %s)",
+            *(seam.slice_name, seam.chunks, seam.anchors, seam.rms, 100 * seam.relative),
+            "std of expression" if TASKS[mode].generates_expression else "tissue's radius",
+        )

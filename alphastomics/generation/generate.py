@@ -7,7 +7,6 @@ posterior, here averaged over several starts.
 `joint` has no posterior to average: it is one sample, without a std.
 """
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from alphastomics.generation.cells import (
     labels_of,
     unit_of,
 )
-from alphastomics.generation.chunks import ChunkPlan, Seam
+from alphastomics.generation.chunks import ChunkPlan, Seam, report_seams
 from alphastomics.generation.intervals import ExpressionIntervals
 from alphastomics.generation.radii import Radii
 from alphastomics.generation.slices import (
@@ -43,10 +42,9 @@ from alphastomics.generation.slices import (
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
 from alphastomics.geometry import moved_onto
 from alphastomics.io.progress import Advance, track
+from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION
 from alphastomics.preprocessing.shard_reader import Scaling
 from alphastomics.tasks import TASKS, tasks_of
-
-logger = logging.getLogger(__name__)
 
 # A section with some noise across it is still a section; the thinnest volume is thicker.
 PLANAR_SHARE = 0.1
@@ -58,8 +56,9 @@ class Generated:
 
     `seams` are those of slices that were too large for one set. `counts` are those that sampled
     expression stands for, where the model was trained on counts; `scaling` is what it is
-    standardised by in each slice. `cell_type` names that of new cells, where types are known.
-    `radii` are how far off positions are, and `intervals` expression, where that is calibrated.
+    standardised by in each slice, and `is_logged` says that it is log(1 + counts per 10,000) before
+    that. `cell_type` names that of new cells, where types are known. `radii` are how far off
+    positions are, and `intervals` expression, where that is calibrated.
     """
 
     expression: Float32[np.ndarray, "N G"]
@@ -69,6 +68,7 @@ class Generated:
     seams: tuple[Seam, ...] = ()
     counts: Int64[np.ndarray, "N G"] | None = None
     scaling: Scaling | None = None
+    is_logged: bool = False
     cell_type: np.ndarray | None = None
     radii: Radii | None = None
     intervals: ExpressionIntervals | None = None
@@ -141,6 +141,8 @@ def generate(
                 seams.append(seam._replace(slice_name=name))
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
+    if task.generates_expression:
+        result = with_unit(result, module, samplers, cells)
     if settings.estimator == "sample":
         result = with_drawn(result, samplers, cells, module.type_names)
     if task.reads_training_cells and settings.estimator == "mean":
@@ -149,28 +151,40 @@ def generate(
     return result
 
 
+def with_unit(
+    generated: "Generated",
+    module: AlphaSTomicsModule,
+    samplers: list[SliceSampler],
+    cells: InputCells,
+) -> "Generated":
+    """Add what expression is standardised by: as the given slice is, or else a training one."""
+    normalization = module.normalization or DEFAULT_NORMALIZATION
+    units = [unit for sampler in samplers for unit in sampler.scaling()]
+    of_style = Scaling(*map(np.stack, zip(*units, strict=True))) if units else None
+    known = cells.scaling is not None and cells.position is not None
+    scaling = cells.scaling if known else of_style
+    return replace(generated, scaling=scaling, is_logged=bool(normalization["log_normalize"]))
+
+
 def with_drawn(
     generated: "Generated", samplers: list[SliceSampler], cells: InputCells, types: list[str]
 ) -> "Generated":
-    """Add what a sample of latents stands for: counts, cell types, and the unit of expression.
-
-    Given cells keep their own unit, where it is known.
-    """
+    """Add counts and cell types that a sample stands for; given cells keep their own unit."""
     units = [unit for sampler in samplers for unit in sampler.scaling()]
     if not units:
         return generated
-    scaling = Scaling(*map(np.stack, zip(*units, strict=True)))
     counts = joined_slices([sampler.counts for sampler in samplers], cells)
     numbers = joined_slices([sampler.types for sampler in samplers], cells)
     named = labels_of(numbers, types) if types and numbers is not None else None
-    if cells.scaling is not None and cells.position is not None:
-        drawn = replace(cells, expression=generated.expression, scaling=scaling)
+    if generated.scaling is cells.scaling:
+        of_style = Scaling(*map(np.stack, zip(*units, strict=True)))
+        drawn = replace(cells, expression=generated.expression, scaling=of_style)
         expression = np.empty_like(generated.expression)
         for number in range(len(cells.slice_names)):
             rows = cells.rows_of(number)
             expression[rows] = in_unit(drawn, rows, unit_of(cells, number))
-        generated, scaling = replace(generated, expression=expression), cells.scaling
-    return replace(generated, counts=counts, scaling=scaling, cell_type=named)
+        generated = replace(generated, expression=expression)
+    return replace(generated, counts=counts, cell_type=named)
 
 
 def with_context(generated: "Generated", context: ContextPrediction) -> "Generated":
@@ -224,21 +238,6 @@ class Arrays:
 def nothing(shape: tuple[int, ...]) -> Float32[np.ndarray, "N K"]:
     """Return zeros that take no memory: the std of what is given."""
     return np.broadcast_to(np.zeros((), np.float32), shape)
-
-
-def report_seams(seams: list[Seam], mode: Mode) -> None:
-    """Say how well the chunks of large slices fit."""
-    for seam in seams:
-        if not TASKS[mode].is_conditional:
-            logger.info(
-                "%s: sampled in %d chunks around shared cells", seam.slice_name, seam.chunks
-            )
-            continue
-        logger.info(
-            "%s: sampled in %d chunks that share %d cells; seam error %.4g (%.1f %% of the %s)",
-            *(seam.slice_name, seam.chunks, seam.anchors, seam.rms, 100 * seam.relative),
-            "std of expression" if TASKS[mode].generates_expression else "tissue's radius",
-        )
 
 
 def as_tissue(

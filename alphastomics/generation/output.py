@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Real
+from jaxtyping import Float, Float32, Float64, Int, Real
 from scipy.sparse import csr_array
 
 from alphastomics.config import Config, Mode
@@ -27,12 +27,13 @@ from alphastomics.preprocessing.formats.registry import opened_source
 from alphastomics.preprocessing.normalize import log_normalized
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
-POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY = (
+POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY, RATE_KEY = (
     "spatial_pred",
     "spatial_std",
     "generated",
     "generated_std",
     "generated_counts",
+    "generated_rate",
 )
 INTERVAL_KEYS = ("generated_low", "generated_high")
 ANCHOR_KEY = "position_is_anchor"
@@ -109,7 +110,7 @@ def write_generated(
     """Write the input's AnnData, or a new one, with what was generated."""
     data = new_anndata(cells, genes) if original is None else original
     if original is None and not TASKS[mode].is_conditional:
-        put_counts(data, generated)
+        put_counts(data, generated, cells)
     put_into(data, generated, cells, genes, mode, frame_fits)
     write_cells(path, data, generated.position, cells, is_predicted=TASKS[mode].generates_position)
 
@@ -158,6 +159,8 @@ def put_into(
         data.layers[LAYER_KEY] = widened(generated.expression, columns)
         if task.is_conditional:
             data.layers[LAYER_STD_KEY] = widened(generated.expression_std, columns)
+        if task.is_conditional and (rate := rates(generated, cells)) is not None:
+            data.layers[RATE_KEY] = widened(rate, columns)
         record |= put_intervals(data, generated, columns)
         if generated.counts is not None:
             data.layers[COUNTS_KEY] = widened(generated.counts, columns)
@@ -217,9 +220,30 @@ def is_radius_key(name: object) -> bool:
     return name == ANCHOR_KEY or str(name).startswith(RADIUS_KEY)
 
 
-def put_counts(data: Any, generated: Generated) -> None:
-    """Make counts the values of new cells, with log-normalised ones beside them."""
+def in_own_unit(generated: Generated, cells: InputCells) -> Float64[np.ndarray, "N G"] | None:
+    """Undo the standardising of generated expression; None where nobody knows its unit."""
+    if generated.scaling is None:
+        return None
+    mean, std = (part[cells.slice_id] for part in generated.scaling)
+    return np.asarray(generated.expression * std + mean)
+
+
+def rates(generated: Generated, cells: InputCells) -> Float32[np.ndarray, "N G"] | None:
+    """Return generated expression as counts per 10,000, back from the logarithm."""
+    logs = in_own_unit(generated, cells) if generated.is_logged else None
+    return None if logs is None else np.expm1(np.maximum(logs, 0)).astype(np.float32)
+
+
+def put_counts(data: Any, generated: Generated, cells: InputCells) -> None:
+    """Make counts the values of new cells, with log-normalised ones beside them.
+
+    Of a model without counts the values are those that it was trained on, before standardising.
+    """
     if generated.counts is None:
+        values = in_own_unit(generated, cells)
+        if values is not None:
+            data.X = values.astype(np.float32)
+            data.layers["normalized"] = data.X.copy()
         return
     counts = generated.counts.astype(np.float32)
     data.X = counts

@@ -4,14 +4,11 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
 from alphastomics.config import Config, Mode
-from alphastomics.diffusion_model.count_cells import unscaled
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells, read_processed, read_pt, read_query
+from alphastomics.generation.depth import check_depth_of_slice
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.known_positions import (
     anchors_of_cells,
@@ -22,14 +19,10 @@ from alphastomics.generation.known_positions import (
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import read_original
 from alphastomics.generation.section import is_section, section_of
-from alphastomics.preprocessing.counts import counts_of
-from alphastomics.preprocessing.query_fit import check_depth, check_units
+from alphastomics.preprocessing.query_fit import check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
-
-# Of a slice: as many cells tell how many counts a cell has.
-DEPTH_CELLS = 1_000
 
 
 def read_cells(
@@ -47,21 +40,7 @@ def check_slices(cells: InputCells, module: AlphaSTomicsModule) -> None:
         rows = cells.rows_of(number)
         if cells.position is not None:
             check_units(cells.position[rows], float(module.position_scale), name)
-        median = median_depth(cells, rows[:DEPTH_CELLS])
-        model = module.average.count_model
-        if median and model is not None and bool(model.is_fitted & model.is_counts):
-            check_depth(median, model.usual_depths(torch.from_numpy(cells.measured[number])), name)
-
-
-def median_depth(cells: InputCells, rows: np.ndarray) -> float:
-    """Return the median of the counts of some cells; 0 where they are not known."""
-    if cells.scaling is None or not len(rows):
-        return 0.0
-    slices = cells.slice_id[rows]
-    logs = unscaled(cells.expression[rows], cells.measured[slices], slices, cells.scaling)
-    counts = counts_of(np.maximum(logs, 0))
-    totals = counts.values.sum(1)[counts.exact]
-    return float(np.median(totals)) if 2 * len(totals) > len(rows) else 0.0
+        check_depth_of_slice(cells, number, module)
 
 
 def read_source(

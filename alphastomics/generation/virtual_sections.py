@@ -102,7 +102,8 @@ def sample_sections(
     sample = generate(module, planar, POS_TO_EXPR.name, single, seed, purpose="virtual section")
     context = predict_from_context(module, cells, known, seed, settings.radius_level)
     mean, std = (np.where(context.covered, part, np.float32(np.nan)) for part in context[:2])
-    return Sections(cells, sample, Generated(mean, std, sample.position, sample.position_std))
+    expected = replace(sample, expression=mean, expression_std=std, counts=None, cell_type=None)
+    return Sections(cells, sample, expected)
 
 
 def as_anndata(sections: Sections, genes: Sequence[str], z_values: Sequence[float]) -> Any:
@@ -110,7 +111,7 @@ def as_anndata(sections: Sections, genes: Sequence[str], z_values: Sequence[floa
     cells, sample, expected = sections
     filled = replace(cells, expression=sample.expression, cell_type=sample.cell_type)
     data = new_anndata(filled, genes)
-    put_counts(data, sample)
+    put_counts(data, sample, cells)
     put_into(data, expected, cells, genes, POS_TO_EXPR.name)
     if cells.dims == 2:
         data.obsm["spatial3d"] = cells.position

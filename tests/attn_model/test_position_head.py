@@ -221,3 +221,11 @@ def test_the_plan_counts_the_networks_that_there_are(head):
     inner += auto.HEAD_INNER["plain"] * auto.HEAD_PLAIN
     outputs = 3 * 128 * (len(PLAIN) + len(OWN) + len(SMOOTHED))
     assert matrices == auto.HEAD_WIDTH * inputs + inner + outputs
+
+
+def test_cells_without_a_neighbour_nearby_stay_where_they_are():
+    # Empty cells are all tied: a cell need not be among its own nearest, and those lie far off.
+    networks = 1e3 * draw(4, 60, 3, seed=1)
+    networks[1:] = networks[0]
+    found = smoothed_positions(networks, torch.zeros(60, GENES))
+    torch.testing.assert_close(found, networks[0])

@@ -185,7 +185,7 @@ def test_constant_genes_correlate_with_none_and_too_few_genes_are_not_compared()
 
 def test_depths_are_compared_by_their_logarithms():
     # log1p: 0, log 2 against log 2, log 4, each half of the cells; all move up by log 2.
-    one, two = np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 3.0])
+    one, two = np.array([0, 1, 0, 1]), np.array([1, 3])
     assert depth_wasserstein(one, two) == pytest.approx(np.log(2))
     assert depth_wasserstein(one[::-1], two) == depth_wasserstein(one, two)
 
