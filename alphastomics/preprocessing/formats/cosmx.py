@@ -131,4 +131,5 @@ FORMAT = Format(
     recognises=_is_slide,
     files=files_of_slide,
     opened=opened_slide,
+    uses=lambda *_: ("pixel_size",),
 )

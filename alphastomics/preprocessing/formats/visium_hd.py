@@ -138,6 +138,12 @@ def opened_table(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
         )
 
 
+def _uses(path: Path, options: SourceOptions) -> tuple[str, ...]:
+    """Say that a table which was named by its own path is not chosen by --table."""
+    is_chosen = is_table(path) and path.resolve().name != options.table
+    return ("pixel_size",) if is_chosen else ("table", "pixel_size")
+
+
 def _is_run(path: Path) -> bool:
     return path.is_dir() and (is_table(path) or bool(tables_in(path)))
 
@@ -148,4 +154,5 @@ FORMAT = Format(
     recognises=_is_run,
     files=files_of_table,
     opened=opened_table,
+    uses=_uses,
 )
