@@ -66,6 +66,9 @@ def with_files_read(parts: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Read what is named by a path; what is an AnnData stays as it is."""
     paths = [Path(part) for part in parts.values() if isinstance(part, str | Path)]
     options = SourceOptions.of(config.data.preprocessing)
+    for name in ("table", "pixel_size"):
+        if not paths and getattr(options, name) is not None:
+            logger.warning("%s: counts with the path of a file or folder: not used", name)
     check_flags(paths, options)
     require_one_unit(paths, options)
     return {

@@ -119,7 +119,7 @@ def test_a_query_is_converted_as_training_slices_are(tmp_path, caplog):
         assert "has no positions: --pixel_size is not used" in caplog.text
 
 
-def test_the_notebook_has_them_in_micrometres(tmp_path):
+def test_the_notebook_has_them_in_micrometres(tmp_path, caplog):
     data = in_pixels()
     path = write(tmp_path / "in", one=data) / "one.h5ad"
     config = updated(None, {"pixel_size": 0.25})
@@ -129,6 +129,8 @@ def test_the_notebook_has_them_in_micrometres(tmp_path):
     assert cells["other"] is data
     with pytest.raises(InputError, match=r"--table: .*has no tables"):
         with_files_read({"adata": path}, updated(None, {"table": "nope"}))
+    with_files_read({"adata": data}, config)
+    assert "pixel_size: counts with the path of a file or folder: not used" in caplog.text
 
 
 def test_one_pixel_size_is_not_given_to_folders_in_pixels_and_to_other_files(tmp_path):

@@ -45,10 +45,12 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 def is_table(folder: Path) -> bool:
     """Tell a folder of bins, or of segmented cells, from the folders above it."""
-    if (folder / BINS).exists() and (folder / "spatial").is_dir():
-        return True
     marks = (CELLS, OUTLINES, POSITIONS)
-    return folder.name == SEGMENTED or any((folder / mark).exists() for mark in marks)
+    if folder.name == SEGMENTED or any((folder / mark).exists() for mark in marks):
+        return True
+    # The positions of these bins are missing, or in another folder.
+    has_bins = (folder / BINS).exists() and (folder / "spatial").is_dir()
+    return has_bins and not tables_in(folder)
 
 
 def chosen(folder: Path, options: SourceOptions) -> Path:
