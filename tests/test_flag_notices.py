@@ -86,6 +86,10 @@ def test_a_flag_of_an_input_that_no_file_of_the_call_uses_is_refused(tmp_path, c
     assert caplog.text == ""
     require_used_flags({"pixel_size"}, pixels, xenium, [cosmx, None, tmp_path / "column"])
     assert "--pixel_size: not used for 1 of 2 inputs" in caplog.text
+    (tmp_path / "known.h5ad").touch()
+    require_used_flags({"pixel_size"}, pixels, cosmx, [tmp_path / "known.h5ad"])
+    assert "--pixel_size: converts" in caplog.messages[-1]
+    assert "known.h5ad, too, beside" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("command", ["sample", "test", "extract", "report"])

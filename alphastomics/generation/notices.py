@@ -1,13 +1,20 @@
 """Flags that a call does not use: what was given enters; words, or a refusal, leave."""
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
 from alphastomics.config import Mode, PreprocessingConfig, SamplingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.cell_source import SourceOptions
-from alphastomics.preprocessing.formats.registry import check_flags, is_cell_folder
+from alphastomics.preprocessing.formats.registry import (
+    check_flags,
+    converted_too,
+    is_cell_folder,
+)
 from alphastomics.tasks import TASKS
+
+logger = logging.getLogger(__name__)
 
 
 def is_processed(source: Path) -> bool:
@@ -74,6 +81,9 @@ def require_used_flags(
         )
     if asked:
         check_flags(paths, SourceOptions.of(options))
+        words = converted_too(paths, SourceOptions.of(options))
+        if words is not None:
+            logger.warning("--pixel_size: %s: is that in pixels of this size?", words)
 
 
 def score_notices(given: Collection[str], source: Path) -> list[str]:

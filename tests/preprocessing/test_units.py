@@ -137,7 +137,7 @@ def test_one_pixel_size_is_not_given_to_folders_in_pixels_and_to_other_files(tmp
     cells = vendors.some_cells()
     folder = write(tmp_path / "in", one=make_slice())
     vendors.write_cosmx(folder / "run", cells)
-    words = ("--pixel_size: would convert", "one.h5ad", "cosmx", "stage2")
+    words = ("--pixel_size: converts", "one.h5ad", "cosmx", "stage2")
     refused(folder, tmp_path / "out", *words, pixel_size=0.5)
 
 

@@ -131,17 +131,27 @@ def check_flags(paths: Sequence[Path], options: SourceOptions) -> None:
             )
 
 
-def require_one_unit(paths: Sequence[Path], options: SourceOptions) -> None:
-    """Refuse --pixel_size for AnnData beside folders whose positions are always in pixels."""
+def converted_too(paths: Sequence[Path], options: SourceOptions) -> str | None:
+    """Say that --pixel_size converts AnnData beside folders whose positions are always in pixels.
+
+    None where all inputs are of one kind.
+    """
     if options.pixel_size is None:
-        return
+        return None
     names = {format_of(path, options): path for path in paths}
     pixels, stored = ([name for name in kinds if name in names] for kinds in (PIXELS, AS_STORED))
-    if pixels and stored:
+    if not pixels or not stored:
+        return None
+    return f"converts {names[stored[0]]}, too, beside {names[pixels[0]]} ({pixels[0]})"
+
+
+def require_one_unit(paths: Sequence[Path], options: SourceOptions) -> None:
+    """Refuse --pixel_size for AnnData beside folders whose positions are always in pixels."""
+    words = converted_too(paths, options)
+    if words is not None:
         raise InputError(
-            f"--pixel_size: would convert {names[stored[0]]}, too, beside {names[pixels[0]]} "
-            f"({pixels[0]}): prepare them apart with `stage1`, each with a --pixel_size of its own "
-            "or without, and merge them with `stage2`"
+            f"--pixel_size: {words}: prepare them apart with `stage1`, each with a --pixel_size of "
+            "its own or without, and merge them with `stage2`"
         )
 
 
