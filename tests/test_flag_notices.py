@@ -7,10 +7,12 @@ import torch
 
 from alphastomics.cli.commands import unused_by_train
 from alphastomics.cli.parse import parse_arguments
-from alphastomics.config import SamplingConfig
-from alphastomics.generation.notices import sample_notices, score_notices
+from alphastomics.config import PreprocessingConfig, SamplingConfig
+from alphastomics.errors import InputError
+from alphastomics.generation.notices import require_used_flags, sample_notices, score_notices
 from alphastomics.main import main
 from tests.diffusion_model.conftest import processed, run
+from tests.vendor_folders import some_cells, write_cosmx, write_xenium
 
 __all__ = ["processed", "run"]
 
@@ -61,6 +63,43 @@ def test_a_flag_of_test_that_does_nothing_gets_a_word(tmp_path):
     assert "its own cell types" in score_notices({"cell_type_key"}, tmp_path)[0]
     assert score_notices({"split"}, tmp_path) == []
     assert "--split" in score_notices({"split", "cell_type_key"}, FILE)[0]
+
+
+GIVEN = PreprocessingConfig(table="cells", pixel_size=0.5)
+
+
+def test_a_flag_of_an_input_that_no_file_of_the_call_uses_is_refused(tmp_path, caplog):
+    xenium = write_xenium(tmp_path / "xenium", some_cells())
+    cosmx = write_cosmx(tmp_path / "cosmx", some_cells())
+    (tmp_path / "processed").mkdir()
+    for flag in ("table", "pixel_size"):
+        for source in (None, tmp_path / "cells.pt", tmp_path / "processed", xenium):
+            if source is not None and source.suffix == ".pt":
+                source.touch()
+            only = PreprocessingConfig(**{flag: getattr(GIVEN, flag)})
+            with pytest.raises(InputError, match=f"--{flag}: .*leave it out"):
+                require_used_flags({flag}, only, source)
+    pixels = PreprocessingConfig(pixel_size=0.5)
+    require_used_flags({"pixel_size"}, pixels, cosmx)
+    require_used_flags({"num_steps"}, GIVEN, xenium)
+    require_used_flags({"table"}, GIVEN, tmp_path / "missing.h5ad")  # who reads it says so
+    assert caplog.text == ""
+    require_used_flags({"pixel_size"}, pixels, xenium, [cosmx, None, tmp_path / "column"])
+    assert "--pixel_size: not used for 1 of 2 inputs" in caplog.text
+    (tmp_path / "known.h5ad").touch()
+    require_used_flags({"pixel_size"}, pixels, cosmx, [tmp_path / "known.h5ad"])
+    assert "--pixel_size: converts" in caplog.messages[-1]
+    assert "known.h5ad, too, beside" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("command", ["sample", "test", "extract", "report"])
+def test_every_command_that_reads_cells_refuses_them(command, tmp_path, capsys):
+    xenium = write_xenium(tmp_path / "xenium", some_cells())
+    (tmp_path / "config.yaml").write_text("{}")
+    run = [str(tmp_path)] if command == "report" else ["--checkpoint", "none.ckpt"]
+    assert main([command, *run, "--input_data", str(xenium), "--table", "nope"]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "(xenium) has no tables to choose from: leave it out" in said
 
 
 def test_deterministic_reaches_sample_and_the_words_reach_the_console(

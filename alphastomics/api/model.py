@@ -37,11 +37,11 @@ from alphastomics.api.setup import (
     check,
     options_for,
     positions,
-    read_cells_of,
     register,
     require_anndata,
     setup_for,
     to_remember,
+    with_files_read,
     write_cells,
 )
 from alphastomics.config import Config, PreprocessingConfig
@@ -124,9 +124,7 @@ class AlphaSTomics(AnnotatingVerbs):
             raise InputError("adata: the list is empty; give at least one AnnData")
         # What was asked for: what follows from the data does so anew in each training.
         self.config = self._asked = updated(settings, keywords)
-        for name, part in parts.items():
-            if isinstance(part, str | Path):
-                parts[name] = read_cells_of(part, self.config)
+        parts = with_files_read(parts, self.config)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
         self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
         self._dims = self._common_dims()

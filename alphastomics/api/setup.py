@@ -21,13 +21,16 @@ from alphastomics.config import Config, PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.io.h5ad import write_anndata
 from alphastomics.preprocessing.cell_source import (
+    USUAL_POSITION_KEYS,
     SourceOptions,
     may_be_positions,
     usual_position_key,
 )
 from alphastomics.preprocessing.formats.h5ad import COUNTS_LAYER
+from alphastomics.preprocessing.formats.registry import check_flags, require_one_unit
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.inspection import SAMPLE_KEYS
+from alphastomics.preprocessing.query_fit import say_notes
 from alphastomics.preprocessing.reader import SLICE_KEY, USUAL_SLICE_KEYS
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 
@@ -59,13 +62,32 @@ class Setup:
     layer: str | None
 
 
-def read_cells_of(path: str | Path, config: Config) -> AnnData:
-    """Read a file or folder of cells, in any format, into memory."""
+def with_files_read(parts: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Read what is named by a path; what is an AnnData stays as it is."""
+    paths = [Path(part) for part in parts.values() if isinstance(part, str | Path)]
     options = SourceOptions.of(config.data.preprocessing)
-    with in_subprocess(Path(path), options) as source:
-        for note in source.notes:
-            logger.info("%s: %s", path, note)
+    for name in ("table", "pixel_size"):
+        if not paths and getattr(options, name) is not None:
+            logger.warning("%s: counts with the path of a file or folder: not used", name)
+    check_flags(paths, options)
+    require_one_unit(paths, options)
+    return {
+        name: read_cells_of(Path(part), config) if isinstance(part, str | Path) else part
+        for name, part in parts.items()
+    }
+
+
+def read_cells_of(path: Path, config: Config) -> AnnData:
+    """Read a file or folder of cells, in any format, into memory."""
+    reading = config.data.preprocessing
+    options = SourceOptions.of(reading)
+    with in_subprocess(path, options) as source:
+        say_notes(path, source)
         cells: AnnData = source.to_anndata()
+        keys = {reading.position_key, *USUAL_POSITION_KEYS} & set(source.position_keys)
+        for key in keys if options.pixel_size is not None else ():
+            # The AnnData has them as stored.
+            cells.obsm[key] = source.positions(key).rows(0, source.num_cells, partial=True)
     return cells
 
 

@@ -5,7 +5,7 @@ Every import of a package stands inside the command that needs it, so that `--he
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,13 @@ def require_processed(folder: Path) -> None:
         raise InputError(f"--data_dir {folder}: is no processed folder; name that of the training")
 
 
+def require_used(call: Call, source: Path | None, known: Collection[Path | None] = ()) -> None:
+    """Refuse flags of an input that no file of the call uses."""
+    from alphastomics.generation.notices import require_used_flags
+
+    require_used_flags(call.given, call.config.data.preprocessing, source, known)
+
+
 def sample(call: Call) -> str:
     """Generate cells; print where they are."""
     from alphastomics.generation.commands import blank_of, frame_of
@@ -114,6 +121,8 @@ def sample(call: Call) -> str:
     arguments = call.arguments
     if "data_dir" in call.given:
         require_processed(Path(call.config.data.processed_data_dir))
+    known = (arguments.reference, arguments.anchors and Path(arguments.anchors))
+    require_used(call, arguments.input_data, known)
     seed(call)
     if call.config.sampling.mode in (IMPUTE, LABEL):
         return json.dumps(annotated(call), indent=2)
@@ -191,6 +200,7 @@ def test(call: Call) -> str:
         "modes": arguments.modes,
         "anchors": arguments.anchors,
     }
+    require_used(call, tested["input_data"], [arguments.anchors and Path(arguments.anchors)])
     for words in score_notices(call.given, tested["input_data"]):
         logger.warning("%s", words)
     seed(call)
@@ -234,6 +244,7 @@ def report(call: Call) -> str:
         arguments.unit or DEFAULT_UNIT,
         anchors=arguments.anchors,
     )
+    require_used(call, request.input_data, [arguments.anchors and Path(arguments.anchors)])
     for words in score_notices(call.given, request.input_data):
         logger.warning("%s", words)
     seed(call)
@@ -274,6 +285,7 @@ def extract(call: Call) -> str:
     from alphastomics.extract.h5ad import extract_h5ad
 
     arguments = call.arguments
+    require_used(call, arguments.input_data)
     request = ExtractRequest(
         arguments.checkpoint, call.given, arguments.overwrite, arguments.input_data
     )

@@ -48,7 +48,10 @@ class PreprocessingConfig(Section):
         None, "Which table of an input: of a SpatialData store, or a Visium HD bin size."
     )
     pixel_size: float | None = setting(
-        None, "Micrometres of a pixel, where a vendor's folder does not say.", gt=0, le=1e6
+        None,
+        "Micrometres of a pixel: converts x and y, where they are in pixels.",
+        gt=0,
+        le=1e6,
     )
     position_key: str = text("spatial", "Key of obsm that holds the coordinates.")
     position_is_3d: bool = setting(

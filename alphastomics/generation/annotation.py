@@ -14,7 +14,7 @@ from alphastomics.config import Config
 from alphastomics.config.message import closest
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.commands import default_output, load_for_use
+from alphastomics.generation.commands import default_output, load_for_use, require_target
 from alphastomics.generation.gene_features import GeneCells
 from alphastomics.generation.impute import LEVEL, Imputed, impute, impute_by_counts
 from alphastomics.generation.known_cells import (
@@ -25,9 +25,8 @@ from alphastomics.generation.known_cells import (
     require_shared,
 )
 from alphastomics.generation.labels import UNKNOWN, Labels, predict_labels
-from alphastomics.generation.output import new_anndata, read_original
+from alphastomics.generation.output import STORE_SUFFIX, new_anndata, read_original, write_cells
 from alphastomics.generation.training_cells import LEAST_KNOWN
-from alphastomics.io.files import require_output
 from alphastomics.io.h5ad import write_anndata
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.tasks import IMPUTE, LABEL
@@ -272,16 +271,16 @@ def annotate(
     reference: Path | None,
     genes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Impute genes of an input, or label its cells, and write a copy of it as h5ad."""
+    """Impute genes of an input, or label its cells, and write a copy of it."""
     mode, seed = config.sampling.mode, config.seed.global_seed
     if input_data is None:
         raise InputError(f"sample: {mode} needs cells: give --input_data")
     if genes and mode == LABEL:
         raise InputError("--genes: counts with --sample_mode impute; leave it out")
     target = default_output(input_data).with_suffix(".h5ad") if output is None else output
-    if target.suffix != ".h5ad":
-        raise InputError(f"{target}: expected an --output that ends in .h5ad")
-    require_output(target, overwrite=overwrite)
+    if target.suffix not in (".h5ad", STORE_SUFFIX):
+        raise InputError(f"{target}: expected an --output that ends in .h5ad or {STORE_SUFFIX}")
+    require_target(target, overwrite=overwrite)
     require_not_read(target, checkpoint, input_data, reference)
     if reference is not None:
         require_file_of_cells(reference)
@@ -290,6 +289,11 @@ def annotate(
     of_reference = None if reference is None else Source(reference, of_any_format(config))
     query = Source(input_data, config, split)
     gathered = gather(module, known_genes, query, of_reference, near, genes)
+    if target.suffix == STORE_SUFFIX and gathered.cells.position is None:
+        raise InputError(
+            f"{target}: a SpatialData store shows cells at their positions, and {input_data} has "
+            "none, or not for all of them: give an --output that ends in .h5ad"
+        )
     original = read_original(input_data, config)
     if original is None:
         original = new_anndata(gathered.cells, known_genes)
@@ -297,11 +301,14 @@ def annotate(
     if mode == LABEL:
         labels = label_query(module, gathered, seed)
         put_labels(original, labels)
-        write_anndata(target, original, compression=None)
+        data = original
         said = {"cell_types": len(labels.names), "expected_accuracy": labels.expected_accuracy}
     else:
         asked, imputed, method = impute_query(module, gathered, genes, seed)
         data = imputed_anndata(original, gathered, asked, imputed, method)
-        write_anndata(target, data, compression=None)
         said = {"genes": len(asked), "imputed": int((~data.var["measured"]).sum()), "from": method}
+    if gathered.cells.position is None:
+        write_anndata(target, data, compression=None)
+    else:
+        write_cells(target, data, gathered.cells.position, gathered.cells, is_predicted=False)
     return {"output": str(target), "mode": mode, "cells": len(gathered.query), **said}

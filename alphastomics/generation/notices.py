@@ -1,11 +1,20 @@
-"""Flags that a call does not use: what was given enters, a word about each leaves."""
+"""Flags that a call does not use: what was given enters; words, or a refusal, leave."""
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from alphastomics.config import Mode, SamplingConfig
-from alphastomics.preprocessing.formats.registry import is_cell_folder
+from alphastomics.config import Mode, PreprocessingConfig, SamplingConfig
+from alphastomics.errors import InputError
+from alphastomics.preprocessing.cell_source import SourceOptions
+from alphastomics.preprocessing.formats.registry import (
+    check_flags,
+    converted_too,
+    is_cell_folder,
+)
 from alphastomics.tasks import TASKS
+
+logger = logging.getLogger(__name__)
 
 
 def is_processed(source: Path) -> bool:
@@ -42,6 +51,39 @@ def sample_notices(
     if "split" in given and (source is None or not is_processed(source)):
         notices.append("--split: counts with a processed folder: not used")
     return notices
+
+
+def require_used_flags(
+    given: Collection[str],
+    options: PreprocessingConfig,
+    source: Path | None,
+    others: Collection[Path | None] = (),
+) -> None:
+    """Refuse --table and --pixel_size where no file of this call uses them; warn where some do.
+
+    `others` are read beside the source: known cells. What is no file of cells has no use for flags.
+    """
+    asked = [name for name in ("table", "pixel_size") if name in given]
+    if source is not None and not source.exists():
+        return  # who reads it says so
+    paths = [
+        path
+        for path in (source, *others)
+        if path is not None
+        and path.suffix not in (".pt", ".csv")
+        and path.exists()
+        and (options.format is not None or not is_processed(path))
+    ]
+    if asked and not paths:
+        raise InputError(
+            f"--{asked[0]}: counts with a file or folder of cells, such as --input_data; leave it "
+            "out"
+        )
+    if asked:
+        check_flags(paths, SourceOptions.of(options))
+        words = converted_too(paths, SourceOptions.of(options))
+        if words is not None:
+            logger.warning("--pixel_size: %s: is that in pixels of this size?", words)
 
 
 def score_notices(given: Collection[str], source: Path) -> list[str]:

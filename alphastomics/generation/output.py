@@ -38,6 +38,8 @@ POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY, RATE_KEY = (
 INTERVAL_KEYS = ("generated_low", "generated_high")
 ANCHOR_KEY = "position_is_anchor"
 STORE_SUFFIX = ".zarr"
+# Columns of obs by which a view can colour cells.
+VIEW_COLUMNS = ("cell_type_pred", "cell_type", "slice_id")
 
 
 # Coverage of two embryos was 11 to 20 % where 60 % were expected: see docs/sampling.md.
@@ -131,7 +133,7 @@ def write_cells(
     # The view finds positions where the shapes are, however the input calls its coordinates.
     data.obsm[key] = position[:, : cells.dims]
     write_spatialdata(path, data, data.obsm[key], cells.slice_id, cells.slice_names)
-    write_view(path, key, [column for column in ("cell_type", "slice_id") if column in data.obs])
+    write_view(path, key, [column for column in VIEW_COLUMNS if column in data.obs])
 
 
 def put_into(

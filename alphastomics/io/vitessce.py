@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from alphastomics.io.files import write_text
 from alphastomics.io.spatialdata import TABLE
@@ -19,7 +20,7 @@ VIEW = "Positions"
 
 
 def view_path(store: Path) -> Path:
-    """Name the view after its store."""
+    """Name the view after its store, or after a page."""
     return store.with_suffix(".vitessce.json")
 
 
@@ -35,12 +36,24 @@ def write_view(store: Path, position_key: str, columns: Sequence[str]) -> None:
     columns
         Columns of obs that group cells.
     """
-    config = view_configuration(store.name, position_key, columns)
-    write_text(view_path(store), json.dumps(config, indent=2) + "\n")
+    address = f"{store.name}/tables/{TABLE}"
+    write_configuration(
+        view_path(store), view_configuration(store.name, address, position_key, columns)
+    )
 
 
-def view_configuration(name: str, position_key: str, columns: Sequence[str]) -> dict[str, Any]:
-    """Return positions large at the left; genes and sets of cells at the right."""
+def write_configuration(path: Path, config: dict[str, Any]) -> None:
+    """Write a view."""
+    write_text(path, json.dumps(config, indent=2) + "\n")
+
+
+def view_configuration(
+    name: str, address: str, position_key: str, columns: Sequence[str]
+) -> dict[str, Any]:
+    """Return positions large at the left; genes and sets of cells at the right.
+
+    `address` is the way from the folder that is served to the AnnData in Zarr.
+    """
     options: dict[str, Any] = {
         "obsEmbedding": [{"path": f"obsm/{position_key}", "dims": [0, 1], "embeddingType": VIEW}],
         "obsFeatureMatrix": {"path": "X"},
@@ -49,7 +62,7 @@ def view_configuration(name: str, position_key: str, columns: Sequence[str]) -> 
         options["obsSets"] = [{"name": column, "path": f"obs/{column}"} for column in columns]
     file = {
         "fileType": "anndata.zarr",
-        "url": f"{SERVER}/{name}/tables/{TABLE}",
+        "url": f"{SERVER}/{quote(address)}",
         "options": options,
         "coordinationValues": {"obsType": "cell", "featureType": "gene"},
     }

@@ -90,6 +90,8 @@ class CellSource(ABC):
         What is known of the cells beside counts and position.
     notes
         What was left out or chosen, for the log.
+    warnings
+        What looks wrong, for the log.
     """
 
     path: Path
@@ -97,6 +99,7 @@ class CellSource(ABC):
     num_cells: int
     obs: Table
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     has_log1p = False
     """Whether the input says that a logarithm was taken."""
     is_generated = False
@@ -141,7 +144,7 @@ class SourceOptions:
     table
         Which table of it; None where there is but one.
     pixel_size
-        Micrometres of a pixel, where the input does not say; None for unknown.
+        Micrometres of a pixel; None where the input says so, or is in micrometres.
     takes_counts
         Counts are wanted: a layer of them comes before X.
     """
@@ -179,6 +182,8 @@ class Format:
         Whether its cells have coordinates: without, they are a query and no training data.
     is_searched
         Whether `--input_dir` finds it by itself among other files.
+    uses
+        Which flags count for a path: `table`, `pixel_size`.
     """
 
     name: InputFormat
@@ -188,6 +193,7 @@ class Format:
     opened: Callable[[Path, SourceOptions], AbstractContextManager[CellSource]]
     has_positions: bool = True
     is_searched: bool = True
+    uses: Callable[[Path, SourceOptions], tuple[str, ...]] = lambda *_: ()
 
 
 def may_be_positions(keys: list[str], key: str) -> bool:

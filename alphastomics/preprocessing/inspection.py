@@ -17,16 +17,22 @@ from alphastomics.io.files import require_file, require_text_name, sha256_of
 from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.cell_source import CellSource, Coordinates, SourceOptions
 from alphastomics.preprocessing.formats.registry import (
+    AS_STORED,
     FORMATS,
+    check_flags,
     files_of,
     format_of,
     is_input,
+    is_unsearched,
+    require_one_unit,
 )
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.reader import OBS_ROWS, CellReader
+from alphastomics.preprocessing.schema import METADATA_FILE
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 3  # names in a message
 # What dissociated cells are good for.
 USES = (
     "put slices beside these cells, saved as .h5ad, and they teach genes and types; or train on "
@@ -92,6 +98,8 @@ class Inspection:
     options: SourceOptions
     notes: list[str]
     """What the reader left out or chose."""
+    warnings: list[str]
+    """What looks wrong."""
 
     def chunks(self) -> list[tuple[int, int]]:
         """List the row ranges of the chunks."""
@@ -110,13 +118,17 @@ def find_inputs(folder: Path, options: SourceOptions) -> dict[str, Path]:
             f"{folder}: {said}: --input_dir must name a folder of .h5ad files, or one that an "
             "instrument wrote"
         )
+    left_out: list[Path] = []
     if is_input(folder, options):
         inputs = {folder.resolve().name: folder}
     else:
-        paths = _inputs_below(folder, options)
+        paths = _inputs_below(folder, options, left_out)
         inputs = {path.relative_to(folder).as_posix(): path for path in paths}
     if not inputs:
         raise _nothing_in(folder, options)
+    _say_what_is_left_out(left_out)
+    check_flags(list(inputs.values()), options)
+    require_one_unit(list(inputs.values()), options)
     for name in (folder.resolve().name, *inputs):
         require_text_name(Path(name))
     return dict(sorted(inputs.items()))
@@ -147,11 +159,22 @@ def _nothing_in(folder: Path, options: SourceOptions) -> InputError:
     )
 
 
-def _inputs_below(folder: Path, options: SourceOptions) -> Iterator[Path]:
+def _say_what_is_left_out(paths: list[Path]) -> None:
+    """Warn of what may be counts beside slices: a search does not know whether they are."""
+    if paths:
+        shown = ", ".join(map(str, paths[:SHOWN])) + (", …" if len(paths) > SHOWN else "")
+        logger.warning(
+            "%d files or folders that may hold counts without positions are not read (%s): if they "
+            "are dissociated cells to learn from, save them as .h5ad beside the slices",
+            *(len(paths), shown),
+        )
+
+
+def _inputs_below(folder: Path, options: SourceOptions, left_out: list[Path]) -> Iterator[Path]:
     """Yield the inputs in a folder and below, each once, along links to folders too.
 
     Hidden names are left-overs of other programs; the inside of a store, or of a folder that is an
-    input, is none.
+    input, is none. What may hold counts and is not searched for is added to `left_out`.
     """
     linked: list[Path] = []
     seen: set[Path] = set()
@@ -168,7 +191,11 @@ def _inputs_below(folder: Path, options: SourceOptions) -> Iterator[Path]:
                 continue
             if is_input(path, options):
                 yield path
-            elif path.is_dir():
+                continue
+            is_shard = (here.parent / METADATA_FILE).is_file()  # of a processed folder
+            if not is_shard and is_unsearched(path, options):
+                left_out.append(path)
+            if path.is_dir():
                 # Links come last, so that a folder goes by its own name where it has one here.
                 (linked if path.is_symlink() else waiting).append(path)
 
@@ -235,6 +262,7 @@ def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
         position_keys=source.position_keys,
         options=task.options,
         notes=list(source.notes),
+        warnings=list(source.warnings),
     )
 
 
@@ -262,6 +290,32 @@ def _samples(reader: CellReader) -> list[str | None]:
         if all(len(samples) == 1 for samples in seen):
             return [samples.pop() for samples in seen]
     return [None] * len(reader.slices)
+
+
+def say_what_was_read(inspections: list[Inspection]) -> None:
+    """Log what was left out, chosen or assumed, and what looks wrong, each once for all inputs."""
+    for level, kind in ((logging.INFO, "notes"), (logging.WARNING, "warnings")):
+        paths_of: dict[str, list[Path]] = {}
+        for inspection in inspections:
+            for words in getattr(inspection, kind):
+                paths_of.setdefault(words, []).append(inspection.path)
+        for words, paths in paths_of.items():
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            logger.log(level, "%s%s: %s", paths[0], more, words)
+    as_stored = [
+        inspection
+        for inspection in inspections
+        if inspection.has_positions
+        and inspection.options.pixel_size is None
+        and not inspection.warnings
+        and format_of(inspection.path, inspection.options) in AS_STORED
+    ]
+    if as_stored:
+        logger.info(
+            "coordinates of %d AnnData inputs are taken as stored, as µm; --pixel_size converts "
+            "pixels",
+            len(as_stored),
+        )
 
 
 def _check_positions(task: InspectionTask, positions: Coordinates) -> None:

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
-from alphastomics.preprocessing.cell_source import SourceOptions, usual_position_key
+from alphastomics.preprocessing.cell_source import CellSource, SourceOptions, usual_position_key
 from alphastomics.preprocessing.genes import align
 from alphastomics.preprocessing.inspection import slice_name
 from alphastomics.preprocessing.reader import CellForm, CellReader
@@ -82,13 +82,14 @@ def opened_query(
     """
     trained = normalization or DEFAULT_NORMALIZATION
     with in_subprocess(path, SourceOptions.of(options)) as source:
-        for note in source.notes:
-            logger.info("%s: %s", path, note)
+        say_notes(path, source)
         reader = CellReader(source, slice_name(path.name))
         require_enough(reader.num_cells, path)
         alignment = align(reader.genes, genes, path)
         key = usual_position_key(source.position_keys, options)
         positions = reader.positions(key)
+        if positions is None and options.pixel_size is not None:
+            logger.warning("%s: has no positions: --pixel_size is not used for it", path)
         if positions is not None and positions.columns not in (2, 3):
             raise InputError(
                 f"{path}: {positions.field} has {positions.columns} columns, not 2 or 3"
@@ -109,6 +110,14 @@ def opened_query(
         form = CellForm(alignment, bool(normalize), key, options.cell_type_key, types, partial)
         dims = 0 if positions is None else positions.columns
         yield Query(reader, form, measured, bool(trained["scale"]), dims)
+
+
+def say_notes(path: Path, source: CellSource) -> None:
+    """Log what was left out or chosen of an input, and what looks wrong."""
+    for note in source.notes:
+        logger.info("%s: %s", path, note)
+    for warning in source.warnings:
+        logger.warning("%s: %s", path, warning)
 
 
 def require_enough(cells: int, where: object) -> None:

@@ -32,6 +32,7 @@ from alphastomics.preprocessing.inspection import (
     Inspection,
     InspectionTask,
     digest_of,
+    say_what_was_read,
     size_of,
     slice_name,
 )
@@ -168,9 +169,7 @@ def _look(
     ]
     with track("stage 1, inspection", len(tasks), "files") as advance:
         inspections = pool.run(inspected_in_subprocess, tasks, lambda _: advance(1))
-    for inspection in inspections:
-        for note in inspection.notes:
-            logger.info("%s: %s", inspection.path, note)
+    say_what_was_read(inspections)
     _check_cell_types(options, inspections)
     _point_out_generated(inspections)
     inspections = slices_first(inspections)

@@ -30,6 +30,7 @@ from alphastomics.generation.notices import is_processed
 from alphastomics.generation.sources import Surroundings, given_positions, read_cells
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
+from alphastomics.io.vitessce import view_path
 from alphastomics.report.collect import collect_findings, generate_for_page
 from alphastomics.report.curves import read_curves
 from alphastomics.report.findings import Scores
@@ -37,6 +38,7 @@ from alphastomics.report.generated import read_virtual, virtual_findings
 from alphastomics.report.groups import obs_columns
 from alphastomics.report.page import render
 from alphastomics.report.prepare import MOST_POINTS, page_data, require_genes
+from alphastomics.report.view import is_store, write_view_beside
 from alphastomics.tasks import TASKS
 
 logger = logging.getLogger(__name__)
@@ -99,11 +101,21 @@ def report(
     target = run / REPORT_FILE if output is None else output
     require_html(target)
     require_output(target, overwrite=overwrite)
+    if is_store(request.input_data):
+        require_output(view_path(target), overwrite=overwrite)
     chosen = best_checkpoint(RunFolder(run)) if checkpoint is None else checkpoint_of(checkpoint)
     return write_report(config, checkpoint=chosen, request=request, target=target)
 
 
 def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, target: Path) -> Path:
+    """Write the page, and a view beside it where the cells lie in a store."""
+    write_page(config, checkpoint=checkpoint, request=request, target=target)
+    if is_store(request.input_data):
+        write_view_beside(target, request.input_data, config.data.preprocessing)
+    return target
+
+
+def write_page(config: Config, *, checkpoint: Path, request: ReportRequest, target: Path) -> None:
     """Generate, score where nobody has, and write the page; virtual sections are shown alone."""
     virtual = read_virtual(request.input_data)
     if virtual is not None:
@@ -111,7 +123,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
         findings = virtual_findings(request.input_data, virtual, request.unit)
         seed = config.seed.global_seed
         write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
-        return target
+        return
     module, genes = load_for_use(checkpoint)
     require_genes(request.genes, genes)
     config = with_trained_sampling(config, module)
@@ -158,7 +170,6 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
     )
     write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
     logger.info("report: %s", target)
-    return target
 
 
 def run_of(checkpoint: Path) -> RunFolder | None:

@@ -82,3 +82,13 @@ def test_a_file_of_no_known_format_is_refused_in_one_line(run, tmp_path):
     assert status == 2
     assert len(said.strip().splitlines()) == 1
     assert "is a file of no known format" in said
+
+
+@pytest.mark.parametrize("words", [(), ("--format", "merscope")])
+def test_a_run_that_lacks_a_file_is_refused_by_the_name_of_the_file(run, tmp_path, cells, words):
+    folder = write_merscope(tmp_path / "run", cells)
+    (folder / "cell_by_gene.csv").unlink()
+    status, said = run("sample", "--input_data", folder, *words)
+    assert status == 2
+    assert len(said.strip().splitlines()) == 1
+    assert f"{folder}: the table of counts is missing" in said

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from scipy.sparse import issparse
 
 from alphastomics.errors import InputError
 from alphastomics.io.spatialdata import (
@@ -18,9 +19,10 @@ from alphastomics.io.spatialdata import (
     write_spatialdata,
 )
 from alphastomics.io.vitessce import view_configuration, view_path
+from alphastomics.main import main
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.formats.registry import opened_source
-from tests.generation.conftest import SETTINGS
+from tests.generation.conftest import SETTINGS, checkpoint
 from tests.generation.test_generation import run_sample
 
 pytest.importorskip("zarr")
@@ -66,6 +68,53 @@ def test_predicted_cells_come_back_through_the_reader(workspace: Path, tmp_path:
     paths = view["datasets"][0]["files"][0]["options"]
     assert paths["obsEmbedding"][0]["path"] == "obsm/spatial_pred"
     assert {"path": "obs/cell_type", "name": "cell_type"} in paths["obsSets"]
+
+
+def annotated(workspace: Path, source: Path, target: Path, mode: str) -> int:
+    """Impute or label the cells of a file."""
+    words = ["sample", "--checkpoint", checkpoint(workspace), "--sample_mode", mode]
+    return main(list(map(str, [*words, "--input_data", source, "--output", target])))
+
+
+@pytest.mark.parametrize("mode", ["label", "impute"])
+def test_annotated_cells_are_written_as_a_store_with_its_view(
+    workspace: Path, tmp_path: Path, mode
+):
+    query = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")[:, 4:].copy()
+    query.write_h5ad(tmp_path / "panel.h5ad")
+    target = tmp_path / "made.zarr"
+    assert annotated(workspace, tmp_path / "panel.h5ad", target, mode) == 0
+    assert annotated(workspace, tmp_path / "panel.h5ad", target.with_suffix(".h5ad"), mode) == 0
+    plain = anndata.read_h5ad(tmp_path / "made.h5ad")
+    with opened_source(target, SourceOptions()) as cells:
+        again = cells.to_anndata()
+    values = [data.X.toarray() if issparse(data.X) else data.X for data in (again, plain)]
+    np.testing.assert_array_equal(*values)
+    assert set(plain.obs) <= set(again.obs)
+    (shapes,) = (target / "shapes").glob("*/shapes.parquet")
+    np.testing.assert_allclose(points_of(shapes), query.obsm["spatial"])
+    view = json.loads((tmp_path / "made.vitessce.json").read_text())
+    paths = view["datasets"][0]["files"][0]["options"]
+    assert paths["obsEmbedding"][0]["path"] == "obsm/spatial"
+    groups = {group["path"] for group in paths["obsSets"]}
+    assert ("obs/cell_type_pred" in groups) == (mode == "label")
+
+
+def test_a_store_of_annotated_cells_needs_positions_and_the_extra(
+    workspace: Path, tmp_path: Path, monkeypatch, capsys
+):
+    query = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")
+    del query.obsm["spatial"]
+    query.write_h5ad(tmp_path / "loose.h5ad")
+    target = tmp_path / "made.zarr"
+    assert annotated(workspace, tmp_path / "loose.h5ad", target, "label") == 2
+    assert "at their positions" in capsys.readouterr().err
+    assert annotated(workspace, tmp_path / "loose.h5ad", tmp_path / "made.pt", "label") == 2
+    assert "ends in .h5ad or .zarr" in capsys.readouterr().err
+    monkeypatch.setitem(__import__("sys").modules, "zarr", None)
+    assert annotated(workspace, workspace / "slices/slice_0.h5ad", target, "label") == 2
+    assert "alphastomics[spatialdata]" in capsys.readouterr().err
+    assert not target.exists()
 
 
 def test_each_slice_is_an_element_whose_cells_the_table_names(tmp_path: Path):
@@ -155,7 +204,7 @@ def test_without_zarr_the_extra_is_named(tmp_path: Path, monkeypatch):
 
 
 def test_the_view_is_a_configuration_of_vitessce():
-    view = view_configuration("a.zarr", "spatial", ["cell_type"])
+    view = view_configuration("a.zarr", "a.zarr/tables/table", "spatial", ["cell_type"])
     # What the documented schema requires: https://vitessce.io/docs/view-config-json/
     assert {"name", "version", "datasets", "coordinationSpace", "layout", "initStrategy"} <= set(
         view
@@ -178,7 +227,8 @@ def test_the_view_is_a_configuration_of_vitessce():
         "featureList",
         "obsSets",
     ]
-    plain = view_configuration("a.zarr", "spatial", [])
+    plain = view_configuration("a b.zarr", "a b.zarr", "spatial", [])
+    assert plain["datasets"][0]["files"][0]["url"].endswith("/a%20b.zarr")
     assert "obsSets" not in plain["datasets"][0]["files"][0]["options"]
 
 

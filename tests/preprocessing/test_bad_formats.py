@@ -8,10 +8,16 @@ import pandas as pd
 import pytest
 
 from alphastomics.errors import InputError
+from alphastomics.generation.notices import is_processed
+from alphastomics.main import main
+from alphastomics.preprocessing.cell_source import SourceOptions
+from alphastomics.preprocessing.formats.registry import format_of
 from tests import vendor_folders as vendors
 from tests.preprocessing.test_formats import SPATIAL, read
 from tests.preprocessing.tissue import cells_of, metadata_of, refused, run
 
+# Either of both marks a run.
+KEY_OF_XENIUM = "cell_feature_matrix.h5 experiment.xenium"
 MISSING = [
     ("xenium", "cells.parquet", "cells.parquet is missing"),
     ("xenium", "cell_feature_matrix.h5", "cell_feature_matrix.h5 is missing"),
@@ -19,15 +25,64 @@ MISSING = [
     ("cosmx", "Slide1_metadata_file.csv", "the table of cells is missing"),
     ("visium_hd", "spatial/scalefactors_json.json", "scalefactors_json.json is missing"),
     ("visium_hd", "filtered_feature_bc_matrix.h5", "filtered_feature_bc_matrix.h5 is missing"),
+    ("merscope", "cell_by_gene.csv", "the table of counts is missing"),
+    ("cosmx", "Slide1_exprMat_file.csv", "the table of counts is missing"),
+    ("cosmx_gz", "Slide1_exprMat_file.csv.gz", "the table of counts is missing"),
+    ("visium_hd", "spatial/tissue_positions.parquet", "tissue_positions.parquet is missing"),
+    ("segmented", "filtered_feature_cell_matrix.h5", "filtered_feature_cell_matrix.h5 is missing"),
+    ("xenium", KEY_OF_XENIUM, "cell_feature_matrix.h5 is missing"),
+    ("xenium_csv", KEY_OF_XENIUM, "cell_feature_matrix.h5 is missing"),
     ("segmented", "cell_segmentations.geojson", "cell_segmentations.geojson is missing"),
 ]
 
 
+def without(folder, names: str):
+    """Remove files of a run."""
+    for name in names.split():
+        (folder / name).unlink()
+    return folder
+
+
+def format_named(kind: str) -> str:
+    return {"segmented": "visium_hd"}.get(kind, kind.split("_")[0] if kind != "visium_hd" else kind)
+
+
 @pytest.mark.parametrize(("kind", "name", "words"), MISSING)
 def test_a_missing_file_is_named(tmp_path, kind, name, words):
-    folder = SPATIAL[kind](tmp_path / "run", vendors.some_cells())
-    (folder / name).unlink()
+    folder = without(SPATIAL[kind](tmp_path / "run", vendors.some_cells()), name)
     refused(folder, tmp_path / "out", str(folder), words)
+    refused(folder, tmp_path / "out", str(folder), words, format=format_named(kind))
+    # As `sample --input_data` reads it: no processed folder, with --format and without.
+    assert not is_processed(folder)
+    for options in ({}, {"format": format_named(kind)}):
+        with pytest.raises(InputError, match=words):
+            read(folder, **options)
+
+
+@pytest.mark.parametrize(("kind", "name", "words"), MISSING)
+def test_a_run_without_a_file_is_refused_among_others(tmp_path, kind, name, words, capsys):
+    SPATIAL[kind](tmp_path / "in/a", vendors.some_cells())
+    folder = without(SPATIAL[kind](tmp_path / "in/b", vendors.some_cells()), name)
+    asked = ["--input_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
+    assert main(["preprocess", *asked]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert str(folder) in said
+    assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_the_name_of_an_instrument_alone_is_no_run(tmp_path):
+    for name in ("cell_metadata.csv", "cells.csv.gz"):
+        vendors.write_csv(tmp_path / name, {"cell_id": ["a"], "age": [3]})
+    (tmp_path / "cells.csv").touch()
+    assert format_of(tmp_path, SourceOptions(), missing_ok=True) is None
+
+
+def test_the_output_of_visium_is_told_from_that_of_visium_hd(tmp_path):
+    folder = vendors.write_visium_hd(tmp_path / "run", vendors.some_cells())
+    without(folder, "spatial/tissue_positions.parquet")
+    (folder / "spatial/tissue_positions.csv").write_text("barcode\n")
+    refused(folder, tmp_path / "out", "tissue_positions.csv", "not of Visium HD", ".h5ad")
 
 
 def test_a_damaged_zip_of_a_xenium_run_is_named(tmp_path):

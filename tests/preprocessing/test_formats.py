@@ -142,6 +142,14 @@ def test_a_run_that_is_asked_for_again_is_recognised_by_the_files_that_are_read(
         run(folder, tmp_path / "out")
 
 
+def test_a_table_is_chosen_beside_a_matrix_of_the_whole_run(tmp_path):
+    cells = vendors.some_cells()
+    vendors.write_visium_hd(tmp_path / "outs/binned_outputs/square_008um", cells)
+    vendors.write_10x_h5(tmp_path / "outs/filtered_feature_bc_matrix.h5", cells, {})
+    (tmp_path / "outs/spatial").mkdir()
+    assert read(tmp_path / "outs")[0] == cells.names
+
+
 def test_controls_are_counted_in_the_log(tmp_path, caplog):
     caplog.set_level("INFO")
     vendors.write_xenium(tmp_path / "in/x", vendors.some_cells())

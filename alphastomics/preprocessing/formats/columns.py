@@ -330,6 +330,14 @@ def require_all_rows(
     return rows
 
 
+def lists_columns(folder: Path, patterns: Sequence[str], *columns: str) -> bool:
+    """Tell whether a table of a folder has these columns: its name alone may mean another thing."""
+    tables = (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+    return any(
+        table.stat().st_size and set(columns) <= set(TableFile(table).header) for table in tables
+    )
+
+
 def only_file(folder: Path, what: str, *patterns: str) -> Path:
     """Return the one file of a folder that matches; none and several are refused."""
     matches = sorted({path for pattern in patterns for path in folder.glob(pattern)})

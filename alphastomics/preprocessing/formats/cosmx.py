@@ -121,7 +121,8 @@ def _given_names(metadata: TableFile, names: pa.StringArray, order: np.ndarray) 
 
 
 def _is_slide(path: Path) -> bool:
-    return path.is_dir() and any(any(path.glob(name)) for name in _both(COUNTS))
+    patterns = [name for kind in (COUNTS, METADATA, FOVS) for name in _both(kind)]
+    return path.is_dir() and any(any(path.glob(name)) for name in patterns)
 
 
 FORMAT = Format(
@@ -130,4 +131,5 @@ FORMAT = Format(
     recognises=_is_slide,
     files=files_of_slide,
     opened=opened_slide,
+    uses=lambda *_: ("pixel_size",),
 )

@@ -41,6 +41,7 @@ from alphastomics.preprocessing.matrix import Expression
 COUNTS_LAYER = "counts"
 # What stereopy writes into uns of the files that it converts.
 STEREOSEQ_MARKS = ("bin_type", "bin_size", "sn")
+NANOBALL_UM = 0.5  # from one DNA nanoball of a Stereo-seq chip to the next
 
 
 class AnnDataSource(CellSource):
@@ -61,6 +62,28 @@ class AnnDataSource(CellSource):
             self.notes += (f"counts are taken from layers[{COUNTS_LAYER!r}]",)
         if self._columns_are_positions:
             self.notes += ("positions are taken from obs['x'] and obs['y']",)
+        if may_be_positions(self.position_keys, POSITION_KEY):
+            self._say_units()
+
+    def _say_units(self) -> None:
+        """Note that coordinates are converted, or warn where they look like pixels."""
+        size = self._options.pixel_size
+        if size is not None:
+            self.notes += (
+                f"x and y are converted from pixels of {size:.6g} µm; a z stays as it is",
+            )
+        elif stated := stated_pixel_sizes(self.path, self.root):
+            sizes = ", ".join(f"{value:.6g}" for value in stated)
+            self.warnings += (
+                f"coordinates look like pixels (uns['spatial'] states microns_per_pixel {sizes}), "
+                f"and are taken as stored: --pixel_size {stated[0]:.6g} converts them to µm",
+            )
+        elif self._is_stereoseq:
+            self.warnings += (
+                "coordinates look like those of Stereo-seq, which count DNA nanoballs of "
+                f"{NANOBALL_UM} µm, and are taken as stored: --pixel_size {NANOBALL_UM} converts "
+                "them to µm",
+            )
 
     @cached_property
     def _takes_layer(self) -> bool:
@@ -83,12 +106,14 @@ class AnnDataSource(CellSource):
 
     @cached_property
     def _columns_are_positions(self) -> bool:
-        if not {"x", "y"} <= set(self.obs.columns):
-            return False
-        is_stereoseq = bool(self._uns & set(STEREOSEQ_MARKS))
-        asked = self._options.format == STEREOSEQ.name
         missing = not set(USUAL_POSITION_KEYS) & set(self._keys_of_obsm)
-        return missing and (asked or is_stereoseq)
+        return missing and self._is_stereoseq
+
+    @cached_property
+    def _is_stereoseq(self) -> bool:
+        is_marked = bool(self._uns & set(STEREOSEQ_MARKS))
+        asked = self._options.format == STEREOSEQ.name
+        return {"x", "y"} <= set(self.obs.columns) and (asked or is_marked)
 
     @property
     def position_keys(self) -> list[str]:
@@ -96,10 +121,14 @@ class AnnDataSource(CellSource):
         return [*self._keys_of_obsm, *([POSITION_KEY] if self._columns_are_positions else [])]
 
     def positions(self, key: str) -> Coordinates:
-        """Open obsm[key]."""
+        """Open obsm[key], in micrometres where the size of a pixel is given."""
+        stored: Coordinates
         if self._columns_are_positions and key == POSITION_KEY:
-            return ObsCoordinates(self.obs)
-        return Positions(self.path, self.root, key, self.num_cells)
+            stored = ObsCoordinates(self.obs)
+        else:
+            stored = Positions(self.path, self.root, key, self.num_cells)
+        size = self._options.pixel_size
+        return stored if size is None else PixelCoordinates(stored, size)
 
     def is_dissociated(self, key: str) -> bool:
         """Tell whether nothing in the file may be coordinates: no key of obsm, no columns."""
@@ -109,6 +138,43 @@ class AnnDataSource(CellSource):
     def to_anndata(self) -> Any:
         """Read the whole file as it is."""
         return read_whole(self.path)
+
+
+def stated_pixel_sizes(path: Path, root: Any) -> list[float]:
+    """Return what `uns["spatial"]` says a pixel measures, for each of its images, in µm."""
+    with reading(path, "uns['spatial']"):
+        images = element_at(root, "uns", "spatial")
+        sizes = set()
+        for name in images if is_group(images) else ():
+            element = element_at(images[name], "scalefactors", "microns_per_pixel")
+            if element is None or is_group(element):
+                continue
+            value = np.asarray(element[()])
+            if value.size == 1 and value.dtype.kind in "iuf" and 0 < float(value) < np.inf:
+                sizes.add(float(value))
+    return sorted(sizes)
+
+
+def element_at(root: Any, *names: str) -> Any:
+    """Return what lies at the end of these names; None where one of them is missing."""
+    for name in names:
+        if not is_group(root) or name not in root:
+            return None
+        root = root[name]
+    return root
+
+
+class PixelCoordinates:
+    """Coordinates in pixels, read in µm: x and y alone, since a pixel has no z."""
+
+    def __init__(self, stored: Coordinates, pixel_size: float) -> None:
+        self._stored, self._pixel_size = stored, pixel_size
+        self.field, self.cells, self.columns = stored.field, stored.cells, stored.columns
+
+    def rows(self, start: int, stop: int, *, partial: bool = False) -> Float64[np.ndarray, "N C"]:
+        """Read the coordinates of some rows."""
+        values = self._stored.rows(start, stop, partial=partial)
+        return np.concatenate([values[:, :2] * self._pixel_size, values[:, 2:]], axis=1)
 
 
 class ObsCoordinates:
@@ -147,6 +213,7 @@ FORMAT = Format(
     recognises=_is_anndata,
     files=lambda path, _: [path],
     opened=opened_h5ad,
+    uses=lambda *_: ("pixel_size",),
 )
 # The content shows it, too, once the file is open: FORMAT is asked first.
 STEREOSEQ = replace(FORMAT, name="stereoseq", content="an .h5ad file with columns x and y in obs")

@@ -14,6 +14,7 @@ from alphastomics.preprocessing.formats.columns import (
     PlainCoordinates,
     PlainSource,
     TableFile,
+    lists_columns,
     only_file,
     read_coordinates,
     require_names,
@@ -23,6 +24,7 @@ from alphastomics.preprocessing.formats.matching import RowMatch, require_same_c
 
 COUNTS, METADATA = "*cell_by_gene*.csv", "*cell_metadata*.csv"
 CELL_NAMES = ("cell", "EntityID", "cell_id", "")
+AXES = ("center_x", "center_y")
 BLANK = "blank"
 
 
@@ -41,7 +43,7 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
     table, metadata = TableFile(counts_path), TableFile(metadata_path)
     key = table.require("the name of the cell", *CELL_NAMES)
     own_key = metadata.require("the name of the cell", *CELL_NAMES[1:], CELL_NAMES[0])
-    axes = [metadata.require(f"the {axis} of the centre", f"center_{axis}") for axis in "xy"]
+    axes = [metadata.require(f"the {name[-1]} of the centre", name) for name in AXES]
     names = require_names(metadata_path, metadata.read_text(own_key))
     others = [number for number in range(len(table.header)) if number != key]
     genes = [number for number in others if not table.header[number].lower().startswith(BLANK)]
@@ -53,14 +55,16 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
         CellColumns(names, metadata),
         TableCounts(table, genes, [key], match, len(names)),
         len(names),
-        PlainCoordinates(metadata_path, "center_x, center_y", read_coordinates(metadata, *axes)),
+        PlainCoordinates(metadata_path, ", ".join(AXES), read_coordinates(metadata, *axes)),
         notes=[f"{blanks} blank barcodes are left out"] if blanks else [],
         check=lambda: require_same_cells(table, [key], match, metadata_path),
     )
 
 
 def _is_run(path: Path) -> bool:
-    return path.is_dir() and any(path.glob(COUNTS))
+    if not path.is_dir():
+        return False
+    return any(path.glob(COUNTS)) or lists_columns(path, [METADATA], *AXES)
 
 
 FORMAT = Format(

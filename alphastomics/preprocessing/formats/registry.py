@@ -5,7 +5,7 @@ To add a format, write a module with a `FORMAT` and name it in `_FORMATS`; its n
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, overload
@@ -40,6 +40,14 @@ _FORMATS = (
     table.FORMAT,
 )
 FORMATS: dict[InputFormat, Format] = {form.name: form for form in _FORMATS}
+# Units: positions are in pixels, or in whatever unit they were stored.
+PIXELS: tuple[InputFormat, ...] = ("cosmx", "visium_hd")
+AS_STORED: tuple[InputFormat, ...] = ("h5ad", "stereoseq", "spatialdata")
+# Why a flag may not count.
+UNUSED = {
+    "table": "has no tables to choose from",
+    "pixel_size": "has no positions in pixels",
+}
 
 
 @overload
@@ -86,6 +94,14 @@ def is_input(path: Path, options: SourceOptions) -> bool:
     return not beside
 
 
+def is_unsearched(path: Path, options: SourceOptions) -> bool:
+    """Tell counts of dissociated cells that a search of --input_dir does not take."""
+    if options.format is not None:
+        return False
+    name = format_of(path, options, missing_ok=True)
+    return name is not None and not FORMATS[name].is_searched
+
+
 def is_cell_folder(path: Path) -> bool:
     """Tell a folder or store of cells, in any format, from a processed folder."""
     return path.is_dir() and format_of(path, SourceOptions(), missing_ok=True) is not None
@@ -94,6 +110,49 @@ def is_cell_folder(path: Path) -> bool:
 def files_of(path: Path, options: SourceOptions) -> list[Path]:
     """List the files that are read of an input; a missing one is refused."""
     return FORMATS[format_of(path, options)].files(path, options)
+
+
+def check_flags(paths: Sequence[Path], options: SourceOptions) -> None:
+    """Refuse --table or --pixel_size where it counts for no input; warn where for some alone."""
+    for flag, why in UNUSED.items():
+        if getattr(options, flag) is None:
+            continue
+        names = {path: format_of(path, options) for path in paths}
+        unused = [
+            path for path, name in names.items() if flag not in FORMATS[name].uses(path, options)
+        ]
+        if unused and len(unused) == len(paths):
+            name = names[unused[0]]
+            raise InputError(f"--{flag}: {unused[0]} ({name}) {why}: leave it out")
+        if unused:
+            logger.warning(
+                "--%s: not used for %d of %d inputs (first %s, %s), which %s",
+                *(flag, len(unused), len(paths), unused[0], names[unused[0]], why),
+            )
+
+
+def converted_too(paths: Sequence[Path], options: SourceOptions) -> str | None:
+    """Say that --pixel_size converts AnnData beside folders whose positions are always in pixels.
+
+    None where all inputs are of one kind.
+    """
+    if options.pixel_size is None:
+        return None
+    names = {format_of(path, options): path for path in paths}
+    pixels, stored = ([name for name in kinds if name in names] for kinds in (PIXELS, AS_STORED))
+    if not pixels or not stored:
+        return None
+    return f"converts {names[stored[0]]}, too, beside {names[pixels[0]]} ({pixels[0]})"
+
+
+def require_one_unit(paths: Sequence[Path], options: SourceOptions) -> None:
+    """Refuse --pixel_size for AnnData beside folders whose positions are always in pixels."""
+    words = converted_too(paths, options)
+    if words is not None:
+        raise InputError(
+            f"--pixel_size: {words}: prepare them apart with `stage1`, each with a --pixel_size of "
+            "its own or without, and merge them with `stage2`"
+        )
 
 
 @contextmanager

@@ -92,4 +92,5 @@ FORMAT = Format(
     recognises=is_store,
     files=table_folder,
     opened=opened_table,
+    uses=lambda *_: ("table", "pixel_size"),
 )

@@ -45,8 +45,12 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 def is_table(folder: Path) -> bool:
     """Tell a folder of bins, or of segmented cells, from the folders above it."""
-    bins = folder / POSITIONS
-    return folder.name == SEGMENTED or (folder / CELLS).exists() or bins.exists()
+    marks = (CELLS, OUTLINES, POSITIONS)
+    if folder.name == SEGMENTED or any((folder / mark).exists() for mark in marks):
+        return True
+    # The positions of these bins are missing, or in another folder.
+    has_bins = (folder / BINS).exists() and (folder / "spatial").is_dir()
+    return has_bins and not tables_in(folder)
 
 
 def chosen(folder: Path, options: SourceOptions) -> Path:
@@ -59,12 +63,23 @@ def chosen(folder: Path, options: SourceOptions) -> Path:
 def files_of_table(folder: Path, options: SourceOptions) -> list[Path]:
     """Return the matrix, the positions and the scale."""
     table = chosen(folder, options)
-    is_cells = (table / CELLS).is_file() or table.name == SEGMENTED
+    is_cells = table.name == SEGMENTED or any((table / n).is_file() for n in (CELLS, OUTLINES))
     names = (CELLS, OUTLINES, SCALES) if is_cells else (BINS, POSITIONS, SCALES)
+    if not is_cells and not (table / POSITIONS).exists():
+        _refuse_visium(table)
     for name in names:
         if not (table / name).is_file():
             raise InputError(f"{table}: {name} is missing: copy it from the output of Space Ranger")
     return [table / name for name in names]
+
+
+def _refuse_visium(table: Path) -> None:
+    """Refuse the output of Visium, which lists positions in CSV; that of Visium HD is Parquet."""
+    for path in table.glob("spatial/tissue_positions*.csv"):
+        raise InputError(
+            f"{path}: is of Visium, not of Visium HD: save the slice as .h5ad, with positions in "
+            "µm as obsm['spatial'], and move this folder out of --input_dir"
+        )
 
 
 def pixel_size(path: Path, options: SourceOptions) -> float:
@@ -125,6 +140,12 @@ def opened_table(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
         )
 
 
+def _uses(path: Path, options: SourceOptions) -> tuple[str, ...]:
+    """Say that a table which was named by its own path is not chosen by --table."""
+    is_chosen = is_table(path) and path.resolve().name != options.table
+    return ("pixel_size",) if is_chosen else ("table", "pixel_size")
+
+
 def _is_run(path: Path) -> bool:
     return path.is_dir() and (is_table(path) or bool(tables_in(path)))
 
@@ -135,4 +156,5 @@ FORMAT = Format(
     recognises=_is_run,
     files=files_of_table,
     opened=opened_table,
+    uses=_uses,
 )

@@ -11,12 +11,20 @@ from alphastomics.preprocessing.formats.columns import (
     PlainCoordinates,
     PlainSource,
     TableFile,
+    lists_columns,
     read_coordinates,
     require_all_rows,
 )
-from alphastomics.preprocessing.formats.xenium_matrix import H5, ZIP, matrix_files, opened_matrix
+from alphastomics.preprocessing.formats.xenium_matrix import (
+    FOLDER,
+    H5,
+    ZIP,
+    matrix_files,
+    opened_matrix,
+)
 
 CELLS = ("cells.parquet", "cells.csv.gz", "cells.csv")
+AXES = ("x_centroid", "y_centroid")
 
 
 def files_of_run(folder: Path, _: SourceOptions) -> list[Path]:
@@ -36,7 +44,7 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
     """Open a Xenium output folder."""
     matrix, *_, cells = files_of_run(folder, options)
     table = TableFile(cells)
-    columns = [table.require(f"the {axis} of the centroid", f"{axis}_centroid") for axis in "xy"]
+    columns = [table.require(f"the {name[0]} of the centroid", name) for name in AXES]
     known = table.read_text(table.require("the name of the cell", "cell_id"))
     with opened_matrix(folder, known) as (counts, names, features):
         order = require_all_rows(names, known, matrix, cells)
@@ -47,13 +55,16 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
             CellColumns(names, table, order),
             counts,
             len(names),
-            PlainCoordinates(cells, "x_centroid, y_centroid", position),
+            PlainCoordinates(cells, ", ".join(AXES), position),
             notes=features.notes,
         )
 
 
 def _is_run(path: Path) -> bool:
-    return path.is_dir() and any((path / name).exists() for name in ("experiment.xenium", H5, ZIP))
+    if not path.is_dir():
+        return False
+    marks = ("experiment.xenium", H5, ZIP, FOLDER)
+    return any((path / name).exists() for name in marks) or lists_columns(path, CELLS, *AXES)
 
 
 FORMAT = Format(
