@@ -4,6 +4,7 @@ from pathlib import Path
 
 import anndata
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -86,7 +87,22 @@ def test_scanpy_takes_new_cells_as_it_takes_real_ones(model):
     np.testing.assert_allclose(new.X, expected, rtol=1e-5)
     sc.pp.pca(new, n_comps=5)
     sc.pp.neighbors(new, n_neighbors=10)
-    assert new.obsp["connectivities"].shape == (200, 200)
+    sc.tl.leiden(new, flavor="igraph", n_iterations=2, directed=False, random_state=0)
+    # Two programs, left and right: a cluster lies on one side.
+    sides = new.obsm["spatial"][:, 0] > 0
+    shares = [sides[new.obs["leiden"] == name].mean() for name in new.obs["leiden"].cat.categories]
+    assert min(shares) < 0.2
+    assert max(shares) > 0.8
+
+
+def test_squidpy_takes_new_cells_as_it_takes_real_ones(model):
+    squidpy = pytest.importorskip("squidpy", reason="squidpy is not installed")
+    new = model.generate(200, seed=4)
+    new.obs["side"] = pd.Categorical(np.where(new.obsm["spatial"][:, 0] > 0, "right", "left"))
+    squidpy.gr.spatial_neighbors_knn(new, n_neighs=6)
+    squidpy.gr.nhood_enrichment(new, cluster_key="side", seed=0, n_jobs=1, show_progress_bar=False)
+    score = new.uns["side_nhood_enrichment"]["zscore"]
+    assert score[0, 0] > 2 > score[0, 1]
 
 
 def test_the_same_seed_gives_the_same_counts(model):
