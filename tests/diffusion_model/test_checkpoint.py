@@ -3,14 +3,16 @@
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from alphastomics.config import Config
+from alphastomics.config import Config, SamplingConfig
 from alphastomics.config.file import parse_document
 from alphastomics.diffusion_model import AlphaSTomicsModule
 from alphastomics.diffusion_model.checkpoint import (
+    CHECKSUM_KEY,
     OWN_KEY,
     ChecksummedCheckpointIO,
     digest,
@@ -22,6 +24,8 @@ from alphastomics.diffusion_model.checkpoint import (
     require_same_genes,
 )
 from alphastomics.errors import InputError
+from alphastomics.generation.cells import Blank, blank_cells
+from alphastomics.generation.generate import generate
 
 GENES = ["a", "b", "c"]
 
@@ -54,6 +58,28 @@ def test_a_checkpoint_gives_back_the_module_to_the_bit(saved: Path):
     assert loaded.config.model.d_model == 8
     state = loaded.state_dict()
     assert all(torch.equal(state[name], value) for name, value in content["state_dict"].items())
+
+
+def test_a_checkpoint_of_the_first_version_loads_and_samples(saved: Path):
+    content = torch.load(saved, weights_only=True)
+    del content[CHECKSUM_KEY]
+    content[OWN_KEY] = {
+        key: value
+        for key, value in content[OWN_KEY].items()
+        if key not in ("flat", "training_digest")
+    }
+    content["state_dict"] = {
+        key: value for key, value in content["state_dict"].items() if "gene_curve" not in key
+    }
+    ChecksummedCheckpointIO().save_checkpoint(content, saved)
+    loaded, genes = load_module(saved)
+    state = loaded.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in content["state_dict"].items())
+    assert not state["model.trunk.gene_curve.mixing"].any()
+    cells = blank_cells(Blank(12), len(genes), dims=2)
+    new = generate(loaded.eval(), cells, "joint", SamplingConfig(num_steps=3), seed=0)
+    assert np.isfinite(new.expression).all()
+    assert np.isfinite(new.position).all()
 
 
 def test_every_flipped_byte_of_the_weights_is_noticed(saved: Path):
