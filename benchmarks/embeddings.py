@@ -9,7 +9,8 @@ set, every mode embeds the training and the test slices, with positions and with
 log1p, scaled, 50 components; or, as the model has it, each slice scaled by itself and the
 components those of the training slices. `+ spatial` adds the mean of the 20 nearest cells.
 Models and embeddings of peers are kept in DIR and taken from there the next time; what peers need
-is in `embedding_peers.py`. Of SETS the last three are those that settings were chosen on.
+is in `embedding_peers.py`; clusters by Leiden need `pip install igraph`. Of SETS the last three are
+those that settings were chosen on.
 """
 
 import argparse
