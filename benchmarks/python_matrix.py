@@ -50,7 +50,7 @@ pl.tissue(cells, "cell_type")
 pl.genes(cells, list(cells.var_names[:2]))
 """
 MODEL_SMOKE = """
-main("train --data_dir processed --exp_name mine --max_epochs 1".split())
+main("train --data_dir processed --exp_name mine --epochs 1".split())
 line = "sample --checkpoint outputs/mine --input_data slices/slice_0.h5ad --output predicted.h5ad"
 assert main([*line.split(), "--sample_mode", "expr_to_pos"]) == 0
 assert main("sample --checkpoint outputs/mine --num_cells 50 --output new.h5ad".split()) == 0
