@@ -13,7 +13,7 @@ from alphastomics.report.generated import read_virtual, virtual_findings
 from alphastomics.report.prepare import page_data
 
 CELLS = 40
-SECTIONS_Z = (5.0, 6.0, 7.0, 8.0, 9.0)
+SECTIONS_Z = (50.0, 70.0, 90.0, 110.0, 130.0)  # by name, 110 is the first
 
 
 def virtual(**uns: object) -> anndata.AnnData:
@@ -40,7 +40,8 @@ def test_five_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path
     page = page_data(findings, 0, [], 1000)
     assert page["generated"]
     assert page["dims"] == 3
-    assert page["slices"] == ["virtual_5", "virtual_6", "virtual_7", "virtual_8", "virtual_9"]
+    assert page["slices"] == [f"virtual_{z:g}" for z in SECTIONS_Z]
+    np.testing.assert_array_equal(findings.cells.slice_id, np.repeat(np.arange(5), CELLS))
     assert page["types"] == ["A", "B"]
     assert page["scores"] is None
     target = tmp_path / "page.html"
