@@ -50,7 +50,7 @@ def sections_by_z(
     """Sort and number sections by z: by name, 110 would come before 50."""
     names, code = np.unique(name, return_inverse=True)
     order = np.argsort(np.bincount(code, z) / np.bincount(code), kind="stable")
-    return [str(one) for one in names[order]], np.argsort(order)[code].astype(np.int64)
+    return [str(section) for section in names[order]], np.argsort(order)[code].astype(np.int64)
 
 
 def virtual_findings(path: Path, data: "AnnData", unit: str) -> Findings:
