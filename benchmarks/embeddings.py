@@ -8,8 +8,10 @@ set, every mode embeds the training and the test slices, with positions and with
 `embedding_scores.py` says what each score is. PCA is scanpy's way: all slices together normalised,
 log1p, scaled, 50 components; or, as the model has it, each slice scaled by itself and the
 components those of the training slices. `+ spatial` adds the mean of the 20 nearest cells.
-Models and embeddings of peers are kept in DIR and taken from there the next time; what peers need
-is in `embedding_peers.py`. Of SETS the last three are those that settings were chosen on.
+Where no hidden states are asked for, the network is trained for a moment alone: `latent` and
+`niche` are of the count model. Models and embeddings of peers are kept in DIR and taken from there
+the next time; what peers need is in `embedding_peers.py`; clusters by Leiden need `pip install
+igraph`. Of SETS the last three are those that settings were chosen on.
 """
 
 import argparse
@@ -48,7 +50,8 @@ SETS: dict[str, dict[str, Any]] = {
     "osmFISH, half -> half": {"train": ["ssctx"], "test": None, "domain": "region"},
     "serial 0.04 -> 0.14": {"train": ["section_0.04"], "test": "section_0.14", **SERIAL},
 }
-MODES = ("latent", "niche", "encoder", "transformer", "all_layers")
+LATENTS = ("latent", "niche")
+MODES = (*LATENTS, "encoder", "transformer", "all_layers")
 COMPONENTS, AROUND = 50, 20
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -70,11 +73,15 @@ def slices_of(folder: Path, chosen: dict[str, Any]) -> tuple[list[Any], Any]:
     return train, test
 
 
-def model_of(train: list[Any], chosen: dict[str, Any], folder: Path) -> AlphaSTomics:
-    """Train with nothing set, or take the model that was."""
+def model_of(
+    train: list[Any], chosen: dict[str, Any], folder: Path, *, needs_network: bool
+) -> AlphaSTomics:
+    """Train with nothing set, the network only if it is needed, or take the model that was."""
     if folder.is_dir():
         return AlphaSTomics.load(folder)
     settings: dict[str, Any] = {"common_frame": True} if chosen.get("common_frame") else {}
+    if not needs_network:
+        settings |= {"max_epochs": 1, "position_head_updates": 1}
     # The verdict's regressors change no model and take as long.
     fit.VERDICT_TREE_CELLS = baselines.REGRESSION_CELLS = FEWEST_TREE_CELLS
     model = AlphaSTomics(train, seed=0, **settings).train()
@@ -161,7 +168,9 @@ def run(name: str, chosen: dict[str, Any], asked: argparse.Namespace) -> dict[st
     types = of_slices(train, test, lambda data: data.obs["cell_type"].astype(str).to_numpy())
     slug = "".join(letter if letter.isalnum() else "_" for letter in name)
     embeddings = pca(train, test) | peers(train, test, asked.cache / f"{slug}.npz", asked)
-    model = model_of(train, chosen, asked.cache / slug)
+    needs_network = not set(asked.modes) <= set(LATENTS)
+    folder = asked.cache / (slug if needs_network else f"{slug}_latents")
+    model = model_of(train, chosen, folder, needs_network=needs_network)
     for mode in asked.modes:
         for positions in (True, False):
             label = f"{mode}, {'with' if positions else 'without'} positions"

@@ -1,4 +1,4 @@
-"""Hidden genes, and cell types, on real slices, beside k-NN, ridge and logistic regression.
+"""Hidden genes, cell types and domains of real slices, beside k-NN, ridge, logistic regression.
 
     python benchmarks/imputation.py DATA [--sets NAME ...] [--labels NAME ...] [--seeds 0 1 2]
 
@@ -6,6 +6,8 @@ A fifth of the genes is hidden from the query, another fifth for each seed. Scor
 log-normalised values. Half of the cells of a single slice train. The estimate comes from the
 training cells, so that the network is trained for one update. k-NN takes the mean of the nearest
 cells by 50 principal components of the shared genes, with the k that is best on the query itself.
+`+ spatial` adds the components' mean over the 20 nearest cells in space; `in space` takes the
+labels of the nearest training cells, where training and query have one frame.
 """
 
 import argparse
@@ -13,11 +15,13 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scanpy as sc
+from scipy.spatial import cKDTree
 from sklearn import __version__ as sklearn_version
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -42,7 +46,17 @@ LABELLED: dict[str, dict[str, Any]] = {
         "train": ["animal1_bregma-0.09"],
         "query": "animal1_bregma-0.29",
     },
+    "osmFISH, domains": {"train": ["ssctx"], "query": None, "label": "region", "frame": True},
+    "BY3, domains": {"train": ["BY3"], "query": None, "label": "layer", "frame": True},
+    "serial 0.04 + 0.14 -> 0.09, domains": {
+        "train": ["section_0.04", "section_0.14"],
+        "query": "section_0.09",
+        "label": "domain",
+        "frame": True,
+    },
 }
+UNLABELLED = "unlabelled"  # in a column of labels
+AROUND = 20
 NEIGHBOURS = (5, 10, 20, 50, 100, 200)
 FEW = {"training.max_epochs": 1, "training.position_head_updates": 1, "expression.updates": 1}
 
@@ -56,15 +70,15 @@ def slices_of(folder: Path, chosen: dict[str, Any], seed: int) -> tuple[list[Any
     return [slices[0][:half].copy()], slices[0][half:].copy()
 
 
-def trained(folder: Path, slices: list[Any]) -> AlphaSTomics:
-    """Preprocess the slices, and train a network for a moment."""
+def trained(folder: Path, slices: list[Any], label: str = "cell_type") -> AlphaSTomics:
+    """Preprocess the slices, with a column of labels, and train a network for a moment."""
     (folder / "slices").mkdir()
     for number, data in enumerate(slices):
         data.write_h5ad(folder / "slices" / f"slice_{number}.h5ad")
     words = ["--input_dir", folder / "slices", "--output_dir", folder / "processed"]
     words += ["--train_ratio", 1, "--val_ratio", 0]
-    if "cell_type" in slices[0].obs:
-        words += ["--cell_type_key", "cell_type"]
+    if label in slices[0].obs:
+        words += ["--cell_type_key", label]
     assert alphastomics(["preprocess", *map(str, words)]) == 0
     document = {
         "data": {"processed_data_dir": str(folder / "processed")},
@@ -167,28 +181,71 @@ def label_scores(names: np.ndarray, probability: np.ndarray, true: np.ndarray) -
     return {"accuracy": float(right.mean()), "calibration": calibration_error(probability, right)}
 
 
+def with_surroundings(components: np.ndarray, slices: list[Any]) -> np.ndarray:
+    """Add the mean of the nearest cells in space, slice by slice."""
+    parts = np.split(components, np.cumsum([data.n_obs for data in slices])[:-1])
+    means = []
+    for values, data in zip(parts, slices, strict=True):
+        at = np.asarray(data.obsm["spatial"])
+        means.append(values[cKDTree(at).query(at, k=AROUND + 1)[1][:, 1:]].mean(1))
+    return np.hstack([components, np.concatenate(means)])
+
+
+def label_baselines(
+    slices: list[Any], query: Any, labels: np.ndarray, chosen: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Fit k-NN, for each k, and logistic regression to labelled training cells.
+
+    Yields the method, the names of the labels, and their probabilities for the query.
+    """
+    known, asked = shared_components(slices, query)
+    features = {"": (known, asked)}
+    if "label" in chosen:
+        both = with_surroundings(known, slices), with_surroundings(asked, [query])
+        features[" + spatial"] = both
+    if "frame" in chosen:
+        at = [np.asarray(data.obsm["spatial"]) for data in slices]
+        features[" in space"] = np.concatenate(at), np.asarray(query.obsm["spatial"])
+    has_label = labels != UNLABELLED
+    for kind, (fitted, given) in features.items():
+        methods = {f"k-NN {k}{kind}": KNeighborsClassifier(k) for k in NEIGHBOURS}
+        if kind != " in space":
+            methods[f"logistic regression{kind}"] = LogisticRegression(max_iter=300)
+        for method, classifier in methods.items():
+            probability = classifier.fit(fitted[has_label], labels[has_label]).predict_proba(given)
+            yield method, classifier.classes_, probability
+
+
 def label_one(folder: Path, name: str, seed: int) -> dict[str, Any]:
-    """Predict types of a query, and score all methods."""
-    slices, query = slices_of(folder, LABELLED[name], seed)
-    true = query.obs["cell_type"].astype(str).to_numpy()
-    del query.obs["cell_type"]
+    """Predict labels of a query, and score all methods on the cells that have one."""
+    chosen = LABELLED[name]
+    label = chosen.get("label", "cell_type")
+    slices, query = slices_of(folder, chosen, seed)
+    true = query.obs.pop(label).astype(str).to_numpy()
+    labels = np.concatenate([data.obs[label].astype(str) for data in slices])
+    # The position is that in the plane, and cells without a label have none at all.
+    for data in [*slices, query]:
+        data.obsm = {"spatial": data.obsm["spatial"]}
+    if "label" in chosen:
+        for data in slices:
+            text = data.obs[label].astype(object)
+            data.obs[label] = text.where(text != UNLABELLED).astype("category")
     with tempfile.TemporaryDirectory() as scratch:
-        model = trained(Path(scratch), slices)
+        model = trained(Path(scratch), slices, label)
         begun = time.perf_counter()
         model.predict_labels(query, seed=seed)
         seconds = time.perf_counter() - begun
     record = query.uns["cell_type_probabilities"]
-    names = np.asarray(record["names"])
-    result: dict[str, Any] = {
-        "AlphaSTomics": label_scores(names, query.obsm["cell_type_probabilities"], true)
+    ours = (
+        "AlphaSTomics",
+        np.asarray(record["names"]),
+        query.obsm["cell_type_probabilities"],
+    )
+    counted = true != UNLABELLED if "label" in chosen else np.ones(len(true), dtype=bool)
+    result = {
+        method: label_scores(names, probability[counted], true[counted])
+        for method, names, probability in (ours, *label_baselines(slices, query, labels, chosen))
     }
-    known, asked = shared_components(slices, query)
-    types = np.concatenate([data.obs["cell_type"].astype(str) for data in slices])
-    methods = {f"k-NN {k}": KNeighborsClassifier(k) for k in NEIGHBOURS}
-    methods["logistic regression"] = LogisticRegression(max_iter=300)
-    for method, classifier in methods.items():
-        probability = classifier.fit(known, types).predict_proba(asked)
-        result[method] = label_scores(classifier.classes_, probability, true)
     return {"scores": result, "expected": record["expected_accuracy"], "seconds": seconds}
 
 

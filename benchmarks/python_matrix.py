@@ -1,11 +1,12 @@
 """Check the wheel on every Python here, with the newest libraries that each allows.
 
-    python benchmarks/python_matrix.py [PYTHON ...] [--largest_download 300]
+    python benchmarks/python_matrix.py [PYTHON ...] [--largest_download 300] [--torch 2.14.1]
 
 Builds the wheel, installs it into a new environment of each Python (those of pyenv and of the PATH,
 where none is named), runs the analysis on a small tissue and a part of the tests there, and prints
 a row of docs/python-versions.md for each. Where torch and its libraries are a larger download than
-allowed, everything that needs torch is left out, and the row says so.
+allowed, everything that needs torch is left out, and the row says so. --torch pins a version, which
+may be a smaller download than the newest; all other libraries stay the newest ones.
 """
 
 import argparse
@@ -49,7 +50,7 @@ pl.tissue(cells, "cell_type")
 pl.genes(cells, list(cells.var_names[:2]))
 """
 MODEL_SMOKE = """
-main("train --data_dir processed --exp_name mine --max_epochs 1".split())
+main("train --data_dir processed --exp_name mine --epochs 1".split())
 line = "sample --checkpoint outputs/mine --input_data slices/slice_0.h5ad --output predicted.h5ad"
 assert main([*line.split(), "--sample_mode", "expr_to_pos"]) == 0
 assert main("sample --checkpoint outputs/mine --num_cells 50 --output new.h5ad".split()) == 0
@@ -89,10 +90,11 @@ def run(*words: object, cwd: Path | None = None, **environment: str) -> str:
     return done.stdout
 
 
-def resolution(python: Path, wheel: Path) -> list[dict[str, Any]]:
+def resolution(python: Path, wheel: Path, torch: str | None) -> list[dict[str, Any]]:
     """Ask pip which files it would install for the wheel and the newest libraries."""
     words = ("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-")
-    report = run(python, *words, wheel, *NEWEST, *TESTING)
+    pinned = () if torch is None else (f"torch=={torch}",)
+    report = run(python, *words, wheel, *NEWEST, *TESTING, *pinned)
     return list(json.loads(report)["install"])
 
 
@@ -108,12 +110,12 @@ def megabytes(files: list[dict[str, Any]]) -> float:
     return total / 1e6
 
 
-def check(python: Path, wheel: Path, folder: Path, largest: float) -> str:
+def check(python: Path, wheel: Path, folder: Path, largest: float, torch: str | None) -> str:
     """Install and test on one Python; return its row of the table."""
     run(python, "-m", "venv", folder)
     own = folder / "bin" / "python"
     run(own, "-m", "pip", "install", "--quiet", "--upgrade", "pip")
-    files = resolution(own, wheel)
+    files = resolution(own, wheel, torch)
     of_torch = [file for file in files if TORCH.match(file["metadata"]["name"].lower())]
     size = megabytes(of_torch)
     with_torch = size <= largest
@@ -142,7 +144,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("python", nargs="*", type=Path, help="interpreters; all that are found")
     parser.add_argument("--largest_download", type=float, default=300, help="MB for torch")
+    parser.add_argument("--torch", help="version of torch; the newest that pip finds")
     arguments = parser.parse_args()
+    largest = arguments.largest_download
     print(f"| Python | {' | '.join(SHOWN)} | what was run | tests |")
     print(f"|{'---|' * (len(SHOWN) + 3)}")
     failed = False
@@ -152,7 +156,7 @@ def main() -> None:
         (wheel,) = dist.glob("*.whl")
         for number, python in enumerate(arguments.python or pythons()):
             try:
-                row = check(python, wheel, Path(scratch) / str(number), arguments.largest_download)
+                row = check(python, wheel, Path(scratch) / str(number), largest, arguments.torch)
             except RuntimeError as error:
                 failed = True
                 row = f"{python}: {error}"

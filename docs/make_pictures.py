@@ -46,51 +46,36 @@ def draw_loss(history: Any, path: Path) -> Path:
     """Draw the losses of training and validation over the steps."""
     import matplotlib.pyplot as plt
 
+    from alphastomics import pl
+
     figure, axes = plt.subplots(figsize=(5, 2.6))
-    # One step's loss depends on the times it drew: dots for steps, a line for whole validations.
-    steps, whole = (history[history["name"] == name] for name in ("train/loss", "val/loss"))
-    axes.plot(steps["step"], steps["value"], ".", color="silver", label="training, single steps")
-    axes.plot(whole["step"], whole["value"], color="tab:blue", label="held-out slice")
-    axes.set(xlabel="step", ylabel="loss")
-    axes.legend(frameon=False)
+    pl.history(history[history["name"].isin(["train/loss", "val/loss"])], ax=axes)
     return saved(figure, path)
 
 
 def draw_predicted(predicted: Any, path: Path) -> Path:
-    """Draw true positions, predicted positions, and their std."""
+    """Draw true positions, predicted positions, their radius, and the errors."""
     import matplotlib.pyplot as plt
-    import numpy as np
 
-    true = np.asarray(predicted.obsm["spatial"])
-    aligned = rotated_onto(predicted.obsm["spatial_pred"], true)
-    types = predicted.obs["cell_type"].cat.codes
-    std = np.linalg.norm(predicted.obsm["spatial_std"], axis=1)
-    figure, panels = plt.subplots(
-        1, 3, figsize=(11, 3), sharex=True, sharey=True, layout="constrained"
-    )
-    for axes, position, title in zip(panels, (true, aligned, aligned), TITLES, strict=True):
-        last = title == TITLES[-1]
-        shown = axes.scatter(
-            *position.T, c=std if last else types, cmap="viridis" if last else "tab20", s=5
-        )
-        axes.set(title=title, aspect="equal", xticks=[], yticks=[])
-    figure.colorbar(shown, ax=panels[-1], shrink=0.8)
+    from alphastomics import pl
+
+    ratios = {"width_ratios": (3, 3, 4, 4)}
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3), layout="constrained", gridspec_kw=ratios)
+    pl.positions(predicted, "cell_type", slice_key=None, ax=axes[:2])
+    axes[1].get_legend().remove()
+    pl.uncertainty(predicted, slice_key=None, ax=axes[2:])
     return saved(figure, path)
 
 
-TITLES = ("true, by cell type", "predicted, by cell type", "predicted, by std")
-
-
 def draw_new(new: Any, path: Path) -> Path:
-    """Draw new tissue, coloured by the first principal component of its expression."""
+    """Draw new tissue, coloured by cell type."""
     import matplotlib.pyplot as plt
-    import numpy as np
 
-    values = np.asarray(new.X, dtype=float)
-    left, size, _ = np.linalg.svd(values - values.mean(0), full_matrices=False)
+    from alphastomics import pl
+
     figure, axes = plt.subplots(figsize=(4, 3.4))
-    axes.scatter(*new.obsm["spatial_pred"][:, :2].T, c=left[:, 0] * size[0], cmap="coolwarm", s=4)
-    axes.set(title="new tissue, by first component", aspect="equal", xticks=[], yticks=[])
+    pl.tissue(new, slice_key=None, ax=axes)
+    axes.set_title("new tissue")
     return saved(figure, path)
 
 

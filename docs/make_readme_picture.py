@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 TRAIN, TEST = ("embryo2_z2", "embryo2_z5"), "embryo1_z2"
 ANCHOR_SHARE = 0.05
-# As many types as colours can separate; the others are drawn in grey.
+# As many types as colours can separate; the others are plotted in grey.
 SHOWN_TYPES = 10
 
 
@@ -55,10 +55,13 @@ def draw(cells: Any, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
+    import anndata
     import matplotlib.pyplot as plt
     import numpy as np
+    import pandas as pd
     from make_pictures import rotated_onto, saved
 
+    from alphastomics import pl
     from alphastomics.utils.metrics import position_scores
 
     true = np.asarray(cells.obsm["spatial"], np.float64)
@@ -72,26 +75,27 @@ def draw(cells: Any, path: Path) -> None:
         position_scores(position[rest], true[rest], None)["spearman_median"]
         for position in (alone, onto, assigned)
     ]
-    types = cells.obs["cell_type"].astype(str)
-    frequent = list(types.value_counts().index[:SHOWN_TYPES])
-    # Rare types lie on top of frequent ones.
-    order = np.argsort([-frequent.index(kind) if kind in frequent else 1 for kind in types])[::-1]
-    palette = plt.get_cmap("tab10").colors
-    colours = np.array(
-        [palette[frequent.index(kind)] if kind in frequent else (0.8, 0.8, 0.8) for kind in types]
-    )
-    figure, panels = plt.subplots(1, 4, figsize=(16, 5), sharex=True, sharey=True)
     titles = (
         "true",
         f"by expression alone\nmedian Spearman {scores[0]:.2f}",
         f"assigned to positions of another embryo\nmedian Spearman {scores[1]:.2f}",
         f"assigned, {ANCHOR_SHARE:.0%} of the cells known\nmedian Spearman {scores[2]:.2f}",
     )
-    for axes, position, title in zip(panels, (true, alone, onto, assigned), titles, strict=True):
-        axes.scatter(*position[order].T, c=colours[order], s=2, linewidths=0)
-        axes.set(title=title, aspect="equal")
-        axes.axis("off")
-    figure.tight_layout()
+    types = cells.obs["cell_type"].astype(str)
+    frequent = list(types.value_counts().index[:SHOWN_TYPES])
+    shown = pd.Categorical(types, categories=frequent)
+    # Rare types lie on top of frequent ones.
+    order = np.argsort(shown.codes, kind="stable")
+    # The same cells four times, as slices of one AnnData: one call plots them.
+    whole = anndata.AnnData(obs=pd.DataFrame(index=np.arange(4 * len(order)).astype(str)))
+    whole.obs["cell type"] = pd.Categorical(np.tile(types.to_numpy()[order], 4), frequent)
+    whole.obs["method"] = np.repeat(titles, len(order))
+    whole.obsm["spatial"] = np.concatenate([part[order] for part in (true, alone, onto, assigned)])
+    figure, axes = plt.subplots(
+        1, 4, figsize=(16, 4.5), sharex=True, sharey=True, layout="constrained"
+    )
+    for panel in pl.tissue(whole, "cell type", slice_key="method", ax=axes):
+        panel.axis("off")
     saved(figure, path)
 
 

@@ -77,29 +77,42 @@ def draw(real: Any, new: Any, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
+    import anndata
     import matplotlib.pyplot as plt
     import numpy as np
+    import pandas as pd
     from make_pictures import saved
+
+    from alphastomics import pl
 
     genes = spatial_genes(real)
     frequent = list(real.obs["cell_type"].astype(str).value_counts().index[:SHOWN_TYPES])
-    palette = dict(zip(frequent, plt.get_cmap("tab10").colors, strict=False))
     true = np.asarray(real.obsm["spatial"], np.float64)
-    rows = {"real": (real, true - true.mean(0)), "new": (new, by_types(new, real, frequent))}
-    figure, panels = plt.subplots(2, 1 + GENES, figsize=(9, 8), sharex=True, sharey=True)
-    for axes, (name, (cells, position)) in zip(panels, rows.items(), strict=True):
-        types = cells.obs["cell_type"].astype(str)
-        colours = [palette.get(kind, (0.8, 0.8, 0.8)) for kind in types]
-        values = normalized(cells)[:, [list(cells.var_names).index(gene) for gene in genes]]
-        shown = [colours, *values.T]
-        for panel, colour, title in zip(axes, shown, ["cell types", *genes], strict=True):
-            scale = {}
-            if title != "cell types":
-                scale = {"vmin": 0, "vmax": np.log1p(1e3), "cmap": "viridis"}
-            panel.scatter(*position.T, c=colour, s=1.2, linewidths=0, **scale)
-            panel.set(title=f"{name}: {title}", aspect="equal")
+    position = {"real": true - true.mean(0), "new": by_types(new, real, frequent)}
+    # Both as slices of one AnnData: a gene then has one scale for both.
+    tissues = {"real": real, "new": new}
+    columns = [list(cells.var_names) for cells in tissues.values()]
+    both = anndata.AnnData(
+        np.concatenate(
+            [
+                normalized(cells)[:, [names.index(gene) for gene in genes]]
+                for cells, names in zip(tissues.values(), columns, strict=True)
+            ]
+        ),
+        var=pd.DataFrame(index=genes),
+    )
+    types = np.concatenate([cells.obs["cell_type"].astype(str) for cells in tissues.values()])
+    both.obs["cell type"] = pd.Categorical(types, frequent)
+    both.obs["tissue"] = np.repeat(list(tissues), [cells.n_obs for cells in tissues.values()])
+    both.obsm["spatial"] = np.concatenate(list(position.values()))
+    figure, axes = plt.subplots(
+        2, 1 + GENES, figsize=(11, 8), sharex=True, sharey=True, layout="constrained"
+    )
+    for column, color in zip(axes.T, ["cell type", *genes], strict=True):
+        pl.tissue(both, color, slice_key="tissue", ax=column)
+        for panel, name in zip(column, tissues, strict=True):
+            panel.set_title(f"{name}: {color}")
             panel.axis("off")
-    figure.tight_layout()
     saved(figure, path)
 
 

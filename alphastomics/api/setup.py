@@ -112,7 +112,7 @@ def check(adata: AnnData, setup: Setup, name: str, *, partial: bool = False) -> 
         "position_key": ("obsm", setup.position_key, list(adata.obsm)),
         "cell_type_key": ("obs", setup.cell_type_key, list(adata.obs)),
         "slice_key": ("obs", setup.slice_key, list(adata.obs)),
-        "layer": ("layers", setup.layer, list(adata.layers)),
+        "layer": ("layers", setup.layer, [key for key in adata.layers if key is not None]),
     }
     for choice, (slot, key, present) in required.items():
         if key is not None and key not in present:
@@ -287,7 +287,8 @@ def put_quietly(
         for key in dropped:
             del getattr(adata, slot)[key]
         for key, value in values.items():
-            getattr(adata, slot)[key] = value
+            if key is not None:  # anndata 0.13 counts X among the layers, by this name
+                getattr(adata, slot)[key] = value
 
 
 @contextmanager

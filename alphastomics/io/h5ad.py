@@ -38,7 +38,9 @@ def require_storable(source: Path, data: "AnnData", remedy: str) -> None:
     parts |= {f"{slot}_names": table.iloc[:, :0] for slot, table in tables.items()}
     parts |= {f"uns[{key!r}]": {key: value} for key, value in data.uns.items()}
     for slot in ("obsm", "varm", "obsp", "varp", "layers"):
-        few = {key: first_rows(value) for key, value in getattr(data, slot).items()}
+        # anndata 0.13 counts X among the layers, by the name None.
+        held = {key: value for key, value in getattr(data, slot).items() if key is not None}
+        few = {key: first_rows(value) for key, value in held.items()}
         parts |= {f"{slot}[{key!r}]": {key: value} for key, value in few.items()}
     for name, value in parts.items():
         try:

@@ -32,7 +32,8 @@ class Values:
 
 def refused(slot: str, key: object, present: Any, advice: str) -> InputError:
     """Make the refusal of a key that an AnnData does not have."""
-    there = ", ".join(map(str, present)) or "none"
+    # anndata 0.13 counts X among the layers, by the name None.
+    there = ", ".join(str(name) for name in present if name is not None) or "none"
     return InputError(f"adata: {slot}[{key!r}] is missing (there: {there}); {advice}")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Float64, Int64
 from scipy.sparse import issparse
 
 from alphastomics.errors import InputError
@@ -43,23 +44,33 @@ def read_virtual(path: Path) -> "AnnData | None":
     return read_whole(path)
 
 
+def sections_by_z(
+    name: np.ndarray, z: Float64[np.ndarray, " N"]
+) -> tuple[list[str], Int64[np.ndarray, " N"]]:
+    """Sort and number sections by z: by name, 110 would come before 50."""
+    names, code = np.unique(name, return_inverse=True)
+    order = np.argsort(np.bincount(code, z) / np.bincount(code), kind="stable")
+    return [str(section) for section in names[order]], np.argsort(order)[code].astype(np.int64)
+
+
 def virtual_findings(path: Path, data: "AnnData", unit: str) -> Findings:
     """Show the cells of virtual sections where they lie in space."""
     key = "spatial3d" if "spatial3d" in data.obsm else "spatial"
     if key not in data.obsm or np.shape(data.obsm[key])[1] != 3:
         raise InputError(f"{path}: virtual sections without obsm['spatial3d']: sample them again")
     values = data.layers.get("normalized", data.X)
-    slices = data.obs["slice_id"].astype("category").cat
+    position = np.asarray(data.obsm[key], dtype=np.float64)
+    names, slice_id = sections_by_z(data.obs["slice_id"].astype(str).to_numpy(), position[:, 2])
     types = data.obs.get("cell_type")
     cells = InputCells(
         expression=np.asarray(values.toarray() if issparse(values) else values, np.float32),
-        position=np.asarray(data.obsm[key], dtype=np.float64),
+        position=position,
         cell_type=None if types is None else types.astype(str).to_numpy(dtype=object),
-        slice_id=slices.codes.to_numpy().astype(np.int64),
+        slice_id=slice_id,
         obs_name=pa.array(data.obs_names.astype(str).tolist()),
-        measured=np.ones((len(slices.categories), data.n_vars), dtype=bool),
+        measured=np.ones((len(names), data.n_vars), dtype=bool),
         dims=3,
-        slice_names=[str(name) for name in slices.categories],
+        slice_names=names,
         common_frame=True,
     )
     facts: Mapping[str, str] = {

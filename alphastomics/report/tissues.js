@@ -148,9 +148,9 @@ class Tissues {
     return { ends, sizes };
   }
 
-  /** From the side and above, the farther the deeper the tissue is. */
+  /** From the side and above, the farther the deeper the tissue is; one panel is wide, and needs a distance for its height. */
   firstLook(sizes) {
-    const far = 0.95 + 0.4 * sizes.z;
+    const far = (0.95 + 0.4 * sizes.z) * (this.panels.length === 1 ? 1.35 : 1);
     return { eye: { x: 0.62 * far, y: -1.05 * far, z: 0.85 * far } };
   }
 

@@ -69,7 +69,8 @@ def test_predictions_and_keys_are_those_of_sample(
     adata = slices[0]
     verb = model.predict_positions if mode == "expr_to_pos" else model.predict_expression
     returned = verb(adata)
-    new = {"obsm": set(expected.obsm) - {"spatial"}, "layers": set(expected.layers)}
+    # anndata 0.13 counts X among the layers, by the name None.
+    new = {"obsm": set(expected.obsm) - {"spatial"}, "layers": set(expected.layers) - {None}}
     for position, keys in new.items():
         assert set(getattr(adata, position)) == set(getattr(expected, position))
         for key in keys:
@@ -344,7 +345,9 @@ def test_training_in_a_notebook_warns_of_nothing_that_is_not_the_users(slices, t
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         AlphaSTomics(slices, TINY, folder=tmp_path).train(max_epochs=1)
-    assert [str(warning.message) for warning in heard] == []
+    said = [str(warning.message) for warning in heard]
+    # anndata 0.13 meets pandas 3: their own business.
+    assert [text for text in said if not text.startswith("The 'future.infer_string' option")] == []
 
 
 def test_a_folder_of_an_instrument_is_trained_on_as_its_cells_are(tmp_path):

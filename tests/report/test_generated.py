@@ -13,31 +13,35 @@ from alphastomics.report.generated import read_virtual, virtual_findings
 from alphastomics.report.prepare import page_data
 
 CELLS = 40
+SECTIONS_Z = (50.0, 70.0, 90.0, 110.0, 130.0)  # by name, 110 is the first
 
 
 def virtual(**uns: object) -> anndata.AnnData:
     random = np.random.default_rng(0)
-    data = anndata.AnnData(random.poisson(2, (2 * CELLS, 3)).astype(np.float32))
+    number = CELLS * len(SECTIONS_Z)
+    z = np.repeat(SECTIONS_Z, CELLS)
+    data = anndata.AnnData(random.poisson(2, (number, 3)).astype(np.float32))
     data.layers["normalized"] = np.log1p(data.X)
-    data.obs["slice_id"] = ["virtual_5"] * CELLS + ["virtual_7"] * CELLS
-    data.obs["cell_type"] = np.where(random.random(2 * CELLS) < 0.5, "A", "B")
-    data.obsm["spatial"] = random.random((2 * CELLS, 2))
-    data.obsm["spatial3d"] = np.column_stack([data.obsm["spatial"], np.repeat([5.0, 7.0], CELLS)])
+    data.obs["slice_id"] = [f"virtual_{at:g}" for at in z]
+    data.obs["cell_type"] = np.where(random.random(number) < 0.5, "A", "B")
+    data.obsm["spatial"] = random.random((number, 2))
+    data.obsm["spatial3d"] = np.column_stack([data.obsm["spatial"], z])
     data.uns["alphastomics"] = {"mode": "virtual_section", **uns}
     return data
 
 
-def test_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path):
+def test_five_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path):
     path = tmp_path / "virtual.h5ad"
     virtual().write_h5ad(path)
     again = read_virtual(path)
     findings = virtual_findings(path, again, "µm")
-    np.testing.assert_array_equal(findings.cells.position[:, 2], np.repeat([5.0, 7.0], CELLS))
+    np.testing.assert_array_equal(findings.cells.position[:, 2], np.repeat(SECTIONS_Z, CELLS))
     np.testing.assert_array_equal(findings.cells.expression, again.layers["normalized"])
     page = page_data(findings, 0, [], 1000)
     assert page["generated"]
     assert page["dims"] == 3
-    assert page["slices"] == ["virtual_5", "virtual_7"]
+    assert page["slices"] == [f"virtual_{z:g}" for z in SECTIONS_Z]
+    np.testing.assert_array_equal(findings.cells.slice_id, np.repeat(np.arange(5), CELLS))
     assert page["types"] == ["A", "B"]
     assert page["scores"] is None
     target = tmp_path / "page.html"
