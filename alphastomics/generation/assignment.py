@@ -14,9 +14,11 @@ from scipy.spatial.distance import cdist
 
 # Cells that are assigned exactly: more cost no less, and take longer.
 EXACT_CELLS = 250
-# Neighbours that a new position may lie between. Of so many times as many as are needed, some are
-# taken evenly, since cells keep a distance; of very many positions fewer are tried.
-NEAREST, TRIED, MOST_TRIED = 10, 4, 100_000
+# A new position lies within this share of the distance to so many neighbours: wide enough to leave
+# no gaps between few anchors, and no wider than the tissue. Of so many times as many as are needed,
+# some are taken evenly, since cells keep a distance; of very many positions fewer are tried.
+NEAREST, REACH = 5, 0.5
+TRIED, MOST_TRIED = 4, 100_000
 
 Positions = Float64[np.ndarray, "N D"]
 
@@ -30,13 +32,13 @@ def assigned(expected: Positions, available: Float64[np.ndarray, "M D"], seed: i
 def as_many(available: Float64[np.ndarray, "M D"], number: int, seed: int) -> Positions:
     """Return so many positions of the same outline and density.
 
-    Of more, some are taken evenly; fewer are filled up by positions between neighbours.
+    Of more, some are taken evenly; fewer are filled up by positions around them.
     """
     if number <= len(available):
         return evenly_of(available, number)
     missing = number - len(available)
     tried = missing * max(min(TRIED, MOST_TRIED // missing), 1)
-    return np.concatenate([available, evenly_of(between(available, tried, seed), missing)])
+    return np.concatenate([available, evenly_of(around(available, tried, seed), missing)])
 
 
 def evenly_of(position: Float64[np.ndarray, "M D"], number: int) -> Positions:
@@ -44,16 +46,16 @@ def evenly_of(position: Float64[np.ndarray, "M D"], number: int) -> Positions:
     return position[halved_order(position)[evenly(len(position), number)]]
 
 
-def between(available: Float64[np.ndarray, "M D"], number: int, seed: int) -> Positions:
-    """Draw positions in the triangles, or tetrahedra, of a position and its nearest others."""
+def around(available: Float64[np.ndarray, "M D"], number: int, seed: int) -> Positions:
+    """Draw positions in discs, or balls, about those there are, as wide as these are apart."""
     rng = np.random.default_rng(seed)
     start = halved_order(available)[evenly(len(available), number)]
     nearest = min(NEAREST, len(available) - 1)
-    near = cKDTree(available).query(available[start], k=range(2, nearest + 2))[1]
-    chosen = np.argsort(rng.random(near.shape), axis=1)[:, : available.shape[1]]
-    corners = np.column_stack([start, np.take_along_axis(near, chosen, axis=1)])
-    share = rng.dirichlet(np.ones(corners.shape[1]), size=number)
-    return np.einsum("nc,ncd->nd", share, available[corners])
+    distance = cKDTree(available).query(available, k=[nearest + 1])[0][start]
+    direction = rng.normal(size=(number, available.shape[1]))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    radius = rng.random((number, 1)) ** (1 / available.shape[1])
+    return available[start] + REACH * distance * radius * direction
 
 
 def evenly(number: int, taken: int) -> Int64[np.ndarray, " M"]:
