@@ -23,7 +23,7 @@ from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import read_original
 from alphastomics.generation.section import is_section, section_of
 from alphastomics.preprocessing.counts import counts_of
-from alphastomics.preprocessing.query_fit import check_depth, check_units
+from alphastomics.preprocessing.query_fit import check_depth, check_empty_cells, check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ def with_known(cells: InputCells, anchors: str, mode: Mode, around: Surroundings
     if around.config.sampling.estimator == "sample" and TASKS[mode] is not EXPR_TO_POS:
         logger.warning("--anchors: samples of expression do not see them: not used")
     if TASKS[mode] is not EXPR_TO_POS:
+        check_empty_cells(known.num_empty, len(known), path)
         return Known(cells, around=known_in_slice(cells, known, str(path)))
     return anchors_or_section(cells, known, str(path))
 
@@ -123,6 +124,7 @@ def given_positions(
     cells: InputCells, anchors: str | None, around: Surroundings
 ) -> tuple[InputCells, Reference | None]:
     """Take anchors or a section for cells that are scored; refuse an assignment without."""
+    check_empty_cells(cells.num_empty, len(cells), around.source)
     if anchors is not None:
         cells, _, section = with_known(cells, anchors, EXPR_TO_POS.name, around)
         return cells, section
@@ -137,5 +139,6 @@ def given_positions(
 def anchors_or_section(cells: InputCells, known: InputCells, source: str) -> Known:
     """Tell cells of the query, which are anchors, from another section of the tissue."""
     if is_section(cells, known):
+        check_empty_cells(known.num_empty, len(known), source)
         return Known(cells, section=section_of(cells, known, source))
     return Known(anchors_of_cells(cells, known, source))

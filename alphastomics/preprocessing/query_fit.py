@@ -135,18 +135,24 @@ def needs_normalizing(
     as_it_is
         Whether training normalised such values as they were, counts or not: so must we.
     """
-    if not asked:
-        return False
-    values = counts.data[:SHOWN_VALUES]
     if len(counts.data) and float(counts.data.min()) < 0:
         raise InputError(
-            f"{path}: X has negative values, but the model was trained on counts: put counts into "
-            "X, or, if X is log-normalised and nothing else, give --skip-log-normalize"
+            f"{path}: X has negative values, but the model was trained on log-normalised counts, "
+            "which have none: scaled or centred values cannot be brought to them; put counts into X"
         )
-    if as_it_is:
-        return True
+    values = counts.data[:SHOWN_VALUES]
     fractions = bool(len(values)) and bool((values != np.round(values)).any())
     largest = float(counts.data.max()) if len(counts.data) else 0.0
+    if not asked:
+        if not fractions and largest > LARGEST_LOG_VALUE:
+            logger.warning(
+                "%s: X looks like counts (whole numbers, largest %.3g), yet --skip-log-normalize "
+                "says that it is log-normalised: leave it out if that is wrong",
+                *(path, largest),
+            )
+        return False
+    if as_it_is:
+        return True
     if fractions and (has_log1p or largest <= LARGEST_LOG_VALUE):
         logger.warning(
             "%s: X looks log-normalised already (%s, largest value %.3g): it is not normalised "
@@ -164,6 +170,27 @@ def needs_normalizing(
             largest,
         )
     return True
+
+
+def num_empty(values: csr_array) -> int:
+    """Count the cells that have no value but zero."""
+    there = np.concatenate([[0], np.cumsum(values.data != 0)])[values.indptr]
+    return int((np.diff(there) == 0).sum())
+
+
+def check_empty_cells(empty: int, cells: int, where: object) -> None:
+    """Warn of cells without any count of the model's genes; refuse a query of nothing else."""
+    if empty == cells:
+        raise InputError(
+            f"{where}: none of its {cells} cells has a count of the model's genes: put the counts "
+            "into X, and check that the file is the right one"
+        )
+    if empty:
+        logger.warning(
+            "%s: %d of %d cells have no count of the model's genes: what is predicted from their "
+            "expression says nothing; leave them out",
+            *(where, empty, cells),
+        )
 
 
 def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
