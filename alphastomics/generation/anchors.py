@@ -98,7 +98,12 @@ def with_anchors(
             radius[:, rows[~known[rows]]] = np.nan
         if corrected:
             say_calibration(name, int(known[rows].sum()), settings.radius_level)
-    radii = Radii(radius[0], settings.radius_level, "anchors", known, radius[1:])
+    level = settings.radius_level
+    lacking = (
+        f"too few anchors for a radius that holds {100 * level:g} % of the cells: a slice needs "
+        f"{least_anchors(level)}"
+    )
+    radii = Radii(radius[0], level, "anchors", known, radius[1:], lacking)
     return replace(generated, position=position, position_std=std, radii=radii)
 
 
@@ -115,14 +120,19 @@ def all_anchored(cells: InputCells) -> bool:
     return len(np.unique(cells.slice_id[known])) == len(cells.slice_names)
 
 
+def least_anchors(level: float) -> int:
+    """Return how many anchors of a slice calibrate radii of a level."""
+    return max(least_cells(level), LEAST_ANCHORS)
+
+
 def say_calibration(name: str, anchors: int, level: float) -> None:
     """Say what positions were found by, or that too few anchors are there to calibrate them."""
     share = 100 * level
-    least = max(least_cells(level), LEAST_ANCHORS)
+    least = least_anchors(level)
     if anchors < least:
         logger.warning(
             "slice %s: %d anchors are too few for a radius that holds %g %% of the cells: at least "
-            "%d are needed, and the radius is left empty",
+            "%d are needed, and there is none",
             *(name, anchors, share, least),
         )
         return

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 # share 0.56, serial sections 0.53, two embryos 0.72.
 COMPARED_CELLS, NEIGHBOURS, MOST_OWN = 1_000, 10, 0.65
 
+# Why cells have no radius.
+UNLIKE = "the reference section differs too much from the slices"
+TRAINED_ON = "the model was trained on the reference section"
+
 
 def is_section(cells: InputCells, known: InputCells) -> bool:
     """Tell a section of its own, with expression and positions, from cells of the query."""
@@ -132,13 +136,14 @@ def predict_beside_section(
     generated = generate(module, both, EXPR_TO_POS.name, without_std(settings), seed)
     unlike = slices_unlike(both, len(cells.names))
     name = section.cells.slice_names[0]
+    lacking = UNLIKE
     if name in module.slice_names:
         logger.warning(
             "section %s: the model was trained on a slice of this name, and errors on its cells "
             "say nothing of others: it gives the frame alone, and there are no radii",
             name,
         )
-        unlike = list(range(len(cells.slice_names)))
+        unlike, lacking = list(range(len(cells.slice_names))), TRAINED_ON
     generated = with_anchors(
         *(both, generated, settings, seed),
         reflection=module.config.loss.reflection,
@@ -157,14 +162,14 @@ def predict_beside_section(
         curve=generated.radii.curve[:, asked],
         calibrated_by=f"{SECTION}: {name}",
         anchored=None,
+        # Where the section gives the frame alone, nothing is known of how far off cells are.
+        lacking=lacking if unlike else generated.radii.lacking.replace("anchors", "section cells"),
     )
-    # Where the section gives the frame alone, nothing is known of how far off cells are.
-    nothing_known = len(unlike) == len(cells.slice_names)
     return replace(cells, dims=section.cells.dims), replace(
         generated,
         expression=cells.expression,
         expression_std=generated.expression_std[asked],
         position=generated.position[asked],
         position_std=generated.position_std[asked],
-        radii=None if nothing_known else radii,
+        radii=radii,
     )

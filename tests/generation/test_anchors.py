@@ -253,6 +253,24 @@ def test_positions_that_are_not_nan_are_anchors(workspace, query, tmp_path, capl
     assert "not calibrated" not in caplog.text
 
 
+@pytest.mark.parametrize(("number", "level"), [(10, 0.9), (60, 0.99)])
+def test_too_few_anchors_write_no_radius_and_the_record_says_why(
+    workspace, query, tmp_path, monkeypatch, number, level
+):
+    sampling = QUICK.model_copy(update={"radius_level": level})
+    monkeypatch.setattr("tests.generation.test_anchors.QUICK", sampling)
+    data, known, _ = with_some(query, number)
+    data.obs["position_radius_90"] = 1.0  # of an earlier prediction
+    result = placed(workspace, data, tmp_path)
+    assert not [name for name in result.obs if name.startswith("position_radius")]
+    np.testing.assert_array_equal(result.obs["position_is_anchor"], known)
+    record = result.uns["alphastomics"]["expr_to_pos"]
+    assert "radius_calibrated_by" not in record
+    assert "radius_level" not in record
+    assert not record["spatial_std_calibrated"]
+    assert f"too few anchors for a radius that holds {100 * level:g} %" in record["spatial_std_note"]
+
+
 def test_a_file_a_csv_and_a_column_give_the_same_anchors(workspace, query, tmp_path):
     data, known, true = with_some(query, 30)
     by_nan = placed(workspace, data, tmp_path).obsm["spatial_pred"]
