@@ -91,7 +91,7 @@ class InputCells(CellTable):
 
 def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
     """Return some of the cells, with the slices that they are of."""
-    taken = cells.take(chosen)
+    taken = replace(cells, anchors=None).take(chosen)  # anchors are taken below
     present, codes = np.unique(taken.slice_id, return_inverse=True)
     return replace(
         taken,

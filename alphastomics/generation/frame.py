@@ -31,6 +31,7 @@ NEIGHBOURS, COMPONENTS = 10, 50  # of a cell in the reference's expression
 LEAST_EXTENT = 1e-3  # of the second axis over the first: less is a line, of the third: a plane
 SHOWN_NAMES = 3
 ROW_NUMBERS_PER_CELL = 100  # a file holds at least this share of the cells that it counts
+ROUNDING = 1e-9  # of the largest coordinate: nothing smaller is an extent
 MISSING_WORDS = {"", "na", "n/a", "<na>", "null", "none"}  # what tables write for no number
 
 
@@ -296,6 +297,10 @@ def require_a_frame(
             f"in {dims}D"
         )
     extent = np.linalg.svd(position - position.mean(0), compute_uv=False)
+    if extent[0] <= ROUNDING * np.abs(position).max():
+        raise InputError(
+            f"{where}: its {len(position)} known positions lie on one point; add some beside it"
+        )
     if extent[needed - 1] <= LEAST_EXTENT * extent[0]:
         in_line = extent[1] <= LEAST_EXTENT * extent[0]
         raise InputError(

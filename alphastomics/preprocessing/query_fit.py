@@ -214,11 +214,16 @@ def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
     )
 
 
-def check_units(position: np.ndarray, scale: float, slice_name: str) -> None:
-    """Warn of a slice whose size is not that of the training slices, as in other units."""
+def size_of(position: np.ndarray) -> float:
+    """Root mean square of the coordinates about their mean, over the axes that vary."""
     centred = position.astype(np.float64) - position.mean(0, dtype=np.float64)
     varying = max(int((centred**2).sum(0).astype(bool).sum()), 1)
-    size = float(np.sqrt((centred**2).sum() / (len(position) * varying)))
+    return float(np.sqrt((centred**2).sum() / (len(position) * varying)))
+
+
+def check_units(position: np.ndarray, scale: float, slice_name: str) -> None:
+    """Warn of a slice whose size is not that of the training slices, as in other units."""
+    size = size_of(position)
     if size > 0 and not 1 / UNIT_RATIO <= size / scale <= UNIT_RATIO:
         logger.warning(
             "slice %s is %.3g times the size of the training slices: are its coordinates in the "
