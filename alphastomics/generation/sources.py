@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from alphastomics.config import Config, Mode
+from alphastomics.config import Config, Mode, SamplingConfig
 from alphastomics.diffusion_model.count_cells import unscaled
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
@@ -128,12 +128,17 @@ def given_positions(
     if anchors is not None:
         cells, _, section = with_known(cells, anchors, EXPR_TO_POS.name, around)
         return cells, section
-    if around.config.sampling.estimator == "assigned":
+    require_assignable(around.config.sampling)
+    return cells, None
+
+
+def require_assignable(settings: SamplingConfig) -> None:
+    """Refuse an assignment that is scored without anchors or a section."""
+    if settings.estimator == "assigned":
         raise InputError(
             "--estimator assigned: puts cells onto the positions of a section, or between anchors: "
             "name them with --anchors, or choose --estimator mean"
         )
-    return cells, None
 
 
 def anchors_or_section(cells: InputCells, known: InputCells, source: str) -> Known:
