@@ -286,9 +286,7 @@ class AlphaSTomics(AnnotatingVerbs):
                     scheduler=None,
                 )
 
-    def evaluate(
-        self, adata: Any = None, *, anchors: Any = None, **keywords: Any
-    ) -> pd.DataFrame:
+    def evaluate(self, adata: Any = None, *, anchors: Any = None, **keywords: Any) -> pd.DataFrame:
         """Score the model beside the baselines, as `alphastomics test` does.
 
         Parameters

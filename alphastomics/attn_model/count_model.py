@@ -113,8 +113,9 @@ class CountModel(nn.Module):
         self.register_buffer("is_fitted", torch.zeros((), dtype=torch.bool))
         self.register_buffer("latent_mean", torch.zeros(num_latents))
         self.register_buffer("latent_std", torch.ones(num_latents))
-        # Of each style: what is added to the genes (of values to their chance, 0 or NO_SHARE); mean and std of the genes; of the log totals;
-        # what a normalised cell sums up to, over the genes that the slice measured.
+        # Of each style: what is added to the genes (of values: to their chance, 0 or NO_SHARE);
+        # mean and std of the genes; of the log totals; what a normalised cell sums up to, over the
+        # genes that the slice measured.
         self.register_buffer("offset", torch.zeros(STYLES, num_genes))
         self.register_buffer("mean", torch.zeros(STYLES, num_genes))
         self.register_buffer("std", torch.ones(STYLES, num_genes))

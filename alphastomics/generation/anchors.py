@@ -98,12 +98,7 @@ def with_anchors(
             radius[:, rows[~known[rows]]] = np.nan
         if corrected:
             say_calibration(name, int(known[rows].sum()), settings.radius_level)
-    level = settings.radius_level
-    lacking = (
-        f"too few anchors for a radius that holds {100 * level:g} % of the cells: a slice needs "
-        f"{least_anchors(level)}"
-    )
-    radii = Radii(radius[0], level, "anchors", known, radius[1:], lacking)
+    radii = Radii(radius[0], levels[0], "anchors", known, radius[1:], too_few("anchors", levels[0]))
     return replace(generated, position=position, position_std=std, radii=radii)
 
 
@@ -126,7 +121,7 @@ def check_anchors(cells: InputCells, scale: float, *, reflection: bool) -> None:
         if not len(at):
             continue
         where = f"anchors: slice {name}"
-        framed_dims(at, where, cells.dims, reflection=reflection)
+        anchor_dims(at, where, cells.dims, reflection=reflection)
         # Not the scale of a fit, which shrinks where the estimate is poor.
         ratio = size_of(at) / scale
         if not 1 / UNIT_RATIO <= ratio <= UNIT_RATIO:
@@ -137,7 +132,7 @@ def check_anchors(cells: InputCells, scale: float, *, reflection: bool) -> None:
             )
 
 
-def framed_dims(at: Float64[np.ndarray, "M 3"], where: str, dims: int, *, reflection: bool) -> int:
+def anchor_dims(at: Float64[np.ndarray, "M 3"], where: str, dims: int, *, reflection: bool) -> int:
     """Return the dimensions that anchors fix a frame in; refuse those that fix none."""
     # A section may be stored with its z: it is planar all the same.
     is_planar = np.ptp(at[:, 2]) <= LEAST_EXTENT * np.ptp(at, axis=0).max()
@@ -162,6 +157,12 @@ def all_anchored(cells: InputCells) -> bool:
 def least_anchors(level: float) -> int:
     """Return how many anchors of a slice calibrate radii of a level."""
     return max(least_cells(level), LEAST_ANCHORS)
+
+
+def too_few(what: str, level: float) -> str:
+    """Say why cells have no radius."""
+    share = f"{100 * level:g} % of the cells"
+    return f"too few {what} for a radius that holds {share}: at least {least_anchors(level)}"
 
 
 def say_calibration(name: str, anchors: int, level: float) -> None:
@@ -197,7 +198,7 @@ def anchored_slice(
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
     where = f"anchors: slice {name}"
-    dims = framed_dims(at, where, cells.dims, reflection=reflection)
+    dims = anchor_dims(at, where, cells.dims, reflection=reflection)
     estimate = estimate.copy()
     estimate[:, dims:] = 0
     fit = fitted(

@@ -60,6 +60,7 @@ def require_placeable(
     section: Reference | None,
 ) -> None:
     """Refuse cells of which nothing is asked, two frames, and an assignment onto nothing."""
+    require_known(cells, mode)
     if cells.anchors is not None and np.isfinite(cells.anchors).all():
         raise InputError(
             "anchors: nothing to predict: every cell of the input has a known position; give the "
@@ -117,7 +118,6 @@ def predict_cells(
     is_new
         Whether the cells are made from nothing: none has a name of its own.
     """
-    require_known(cells, mode)
     require_placeable(cells, mode, settings, frame, section)
     require_anchored(module, cells, section)
     if section is not None:

@@ -16,7 +16,7 @@ from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.generation.anchor_regression import expression_features
-from alphastomics.generation.anchors import with_anchors, without_std
+from alphastomics.generation.anchors import too_few, with_anchors, without_std
 from alphastomics.generation.cells import InputCells, some_cells
 from alphastomics.generation.frame import Reference, are_row_numbers
 from alphastomics.generation.generate import Generated, generate
@@ -136,7 +136,8 @@ def predict_beside_section(
     generated = generate(module, both, EXPR_TO_POS.name, without_std(settings), seed)
     unlike = slices_unlike(both, len(cells.names))
     name = section.cells.slice_names[0]
-    lacking = UNLIKE
+    lacking = too_few("cells of the section", settings.radius_level)
+    lacking = UNLIKE if unlike else lacking
     if name in module.slice_names:
         logger.warning(
             "section %s: the model was trained on a slice of this name, and errors on its cells "
@@ -163,7 +164,7 @@ def predict_beside_section(
         calibrated_by=f"{SECTION}: {name}",
         anchored=None,
         # Where the section gives the frame alone, nothing is known of how far off cells are.
-        lacking=lacking if unlike else generated.radii.lacking.replace("anchors", "section cells"),
+        lacking=lacking,
     )
     return replace(cells, dims=section.cells.dims), replace(
         generated,
