@@ -94,7 +94,10 @@ def opened_query(
                 f"{path}: {positions.field} has {positions.columns} columns, not 2 or 3"
             )
         stop = min(reader.num_cells, first_rows or reader.num_cells)
-        normalize = trained["log_normalize"] and needs_normalizing(
+        # Values as the user has them, for a training that nobody knows: nothing to compare with.
+        as_said = normalization is None and not options.log_normalize
+        normalize = trained["log_normalize"] and not as_said
+        normalize = normalize and needs_normalizing(
             reader.counts(0, stop),
             path,
             has_log1p=source.has_log1p,

@@ -1,11 +1,14 @@
 """A query that does not fit the model is said in words, and never normalised twice."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import anndata
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.query_fit import (
     check_depth,
@@ -14,6 +17,7 @@ from alphastomics.preprocessing.query_fit import (
     check_units,
     needs_normalizing,
     num_empty,
+    opened_query,
 )
 
 QUERY = Path("query.h5ad")
@@ -45,6 +49,24 @@ def test_negative_values_cannot_be_counts():
 def test_negative_logarithms_are_refused_whoever_took_them():
     with pytest.raises(InputError, match="negative values"):
         needs_normalizing(csr_array(-LOGGED.toarray()), QUERY, **AS_USUAL | {"asked": False})
+
+
+@pytest.mark.parametrize(
+    ("normalization", "refused"),
+    [
+        ({"log_normalize": True, "scale": True}, True),
+        ({"log_normalize": False, "scale": False}, False),
+        (None, False),
+    ],
+)
+def test_negative_values_pass_where_training_may_have_had_them(tmp_path, normalization, refused):
+    data = anndata.AnnData(-LOGGED.toarray())
+    data.var_names = ["a", "b", "c"]
+    data.write_h5ad(tmp_path / "query.h5ad")
+    options = PreprocessingConfig(log_normalize=False)
+    expected = pytest.raises(InputError, match="negative") if refused else nullcontext()
+    with expected, opened_query(tmp_path / "query.h5ad", "abc", normalization, options) as query:
+        assert not query.form.log_normalize
 
 
 def test_counts_that_are_called_log_normalised_are_said(caplog):
