@@ -122,7 +122,7 @@ def test_anchors_of_another_unit_are_said_by_their_extent(tissue, caplog, factor
 def test_a_poor_estimate_is_not_taken_for_another_unit(tissue, caplog):
     cells, true, _ = tissue
     noise = np.pad(np.random.default_rng(0).normal(size=(CELLS, 2)) * 300, ((0, 0), (0, 1)))
-    anchored((cells, true, noise), 60)
+    anchored((cells, true, noise), 200)
     assert "unit" not in caplog.text
 
 
