@@ -204,6 +204,33 @@ def test_a_gene_list_and_panels_leave_new_cells_in_the_units_of_the_real_ones(tm
     assert np.abs(new.mean(0)).max() < 0.6  # standardised as the slice is
 
 
+@pytest.mark.parametrize("volume", [False, True])
+def test_genes_that_nothing_measured_are_said_and_are_zero_in_new_cells(
+    tmp_path: Path, capsys, volume: bool
+):
+    data = two_programs(cells=300, volume=volume)
+    (tmp_path / "slices").mkdir()
+    data.write_h5ad(tmp_path / "slices/one.h5ad")
+    (tmp_path / "genes.txt").write_text("\n".join(["absent", *data.var_names, "neither"]))
+    words = ["--input_dir", tmp_path / "slices", "--gene_list_file", tmp_path / "genes.txt"]
+    assert main(["preprocess", *map(str, words), "--output_dir", str(tmp_path / "done")]) == 0
+    said = capsys.readouterr().err
+    assert "2 of the 22 listed genes are measured by no input (first 'absent', 'neither')" in said
+    config = parse_document({**QUICK, "training": {"batch_size": 64}}, "settings")
+    config = with_settings(config, {"expression.space": "latent", "expression.updates": 20})
+    loader, *_ = create_dataloaders(tmp_path / "done", batch_size=64)
+    module = make_module(config, loader)
+    fit_count_model(module, loader, config, torch.device("cpu"))
+    model = module.average.count_model
+    assert model is not None
+    new = model.draw(torch.randn(500, 32), 0, 0)
+    assert (new.expression[:, [0, -1]] == 0).all()
+    assert (new.expression[:, 1:-1].std(0) > 0).all()
+    if not volume:
+        assert (new.counts[:, [0, -1]] == 0).all()
+        assert (new.counts[:, 1:-1].sum(0) > 0).all()
+
+
 def test_a_resumed_run_knows_its_styles(model):
     module = model._trained().module
     assert module.style_names == ["one"]

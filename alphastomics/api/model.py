@@ -56,12 +56,15 @@ from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.diffusion_model.train import TrainRequest
 from alphastomics.errors import InputError
 from alphastomics.fit import fit
-from alphastomics.generation.cells import read_processed
+from alphastomics.generation.cells import InputCells, read_processed
 from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
+from alphastomics.generation.frame import Reference
+from alphastomics.generation.sources import require_assignable
 from alphastomics.generation.training_cells import MISSING_CELLS, training_cells
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.preprocessing.folder import DataFolder
+from alphastomics.preprocessing.query_fit import check_empty_cells
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +284,7 @@ class AlphaSTomics(AnnotatingVerbs):
                     scheduler=None,
                 )
 
-    def evaluate(self, adata: Any = None, **keywords: Any) -> pd.DataFrame:
+    def evaluate(self, adata: Any = None, *, anchors: Any = None, **keywords: Any) -> pd.DataFrame:
         """Score the model beside the baselines, as `alphastomics test` does.
 
         Parameters
@@ -289,6 +292,9 @@ class AlphaSTomics(AnnotatingVerbs):
         adata
             Cells whose positions are known; None takes the test split of the training slices, or,
             without one, what the training held out to judge itself.
+        anchors
+            Cells of `adata` that are given, or a reference section, as `predict_positions` takes
+            them: the others are scored, by them and without them.
         **keywords
             Settings of `sampling`, such as `num_steps`, and `seed`.
 
@@ -299,9 +305,11 @@ class AlphaSTomics(AnnotatingVerbs):
             table of a mode. `save` and `push_to_hub` put it into the card.
         """
         model, config = self._trained(), updated(self.config, keywords)
-        known = None
+        known = section = None
+        if anchors is not None and adata is None:
+            raise InputError("anchors: are known beside cells to score: give adata, too")
         if adata is not None:
-            cells = self._cells(adata, config)
+            cells, section = self._scored_cells(adata, anchors, config)
             known = training_cells(model.module, model.genes, [self._folder])
             if known is None:
                 logger.warning(MISSING_CELLS, model.module.config.data.processed_data_dir)
@@ -313,9 +321,22 @@ class AlphaSTomics(AnnotatingVerbs):
                 return self._held_out_scores()
             cells = read_processed(processed, model.genes, "test")
             known = read_processed(processed, model.genes, "train")
-        scores = evaluate(model.module, cells, known, config.sampling, config.seed.global_seed)
+        seed = config.seed.global_seed
+        scores = evaluate(model.module, cells, known, config.sampling, seed, section=section)
         model.record["scores"] = scores
         return score_frame(scores)
+
+    def _scored_cells(
+        self, adata: Any, anchors: Any, config: Config
+    ) -> tuple[InputCells, Reference | None]:
+        """Read cells to score, with what is known of them."""
+        cells = self._cells(adata, config)
+        check_empty_cells(cells.num_empty, len(cells), "adata")
+        if anchors is None:
+            require_assignable(config.sampling)
+            return cells, None
+        known = self._anchored(cells, adata, anchors, config)
+        return known.cells, known.section
 
     def _held_out_scores(self) -> pd.DataFrame:
         """Return how the training judged itself: there are no test cells."""

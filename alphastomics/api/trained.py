@@ -58,7 +58,7 @@ from alphastomics.generation.predict import Predicted, predict_cells
 from alphastomics.generation.sources import Known, anchors_or_section, check_slices, read_cells
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.generation.virtual_sections import virtual_cells
-from alphastomics.preprocessing.query_fit import LEAST_CELLS, require_enough
+from alphastomics.preprocessing.query_fit import LEAST_CELLS, check_empty_cells, require_enough
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS
 
 _EXTRACT = ExtractConfig()
@@ -265,6 +265,8 @@ class TrainedVerbs:
         """Generate for an AnnData, bring it into a frame, and write the result into it."""
         config = updated(self.config, keywords)
         cells = self._cells(adata, config)
+        if TASKS[mode] is EXPR_TO_POS:
+            check_empty_cells(cells.num_empty, len(cells), "adata")
         frame = None if reference is None else self._frame(reference, config)
         known = section = None
         if anchors is not None and TASKS[mode] is EXPR_TO_POS:

@@ -24,6 +24,8 @@ WIDTH = 256
 STYLES = TISSUES
 # Cell types that are known: the most frequent ones, if there are more.
 TYPES, NO_TYPE = 64, -1e9
+# Logarithm of the share of a gene that no cell of the fit measured: its column was never fitted.
+NO_SHARE = -1e9
 TARGET_SUM = 1e4
 LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 4.0
 LEAST_LOG_STD, MOST_LOG_STD = -4.0, 2.0
@@ -111,8 +113,9 @@ class CountModel(nn.Module):
         self.register_buffer("is_fitted", torch.zeros((), dtype=torch.bool))
         self.register_buffer("latent_mean", torch.zeros(num_latents))
         self.register_buffer("latent_std", torch.ones(num_latents))
-        # Of each style: what is added to the genes; mean and std of the genes; of the log totals;
-        # what a normalised cell sums up to, over the genes that the slice measured.
+        # Of each style: what is added to the genes (of values: to their chance, 0 or NO_SHARE);
+        # mean and std of the genes; of the log totals; what a normalised cell sums up to, over the
+        # genes that the slice measured.
         self.register_buffer("offset", torch.zeros(STYLES, num_genes))
         self.register_buffer("mean", torch.zeros(STYLES, num_genes))
         self.register_buffer("std", torch.ones(STYLES, num_genes))
@@ -208,7 +211,7 @@ class CountModel(nn.Module):
         mean, std = (part[style].double().cpu().numpy() for part in (self.mean, self.std))
         dispersion = self.log_dispersion.exp().double().cpu().numpy()
         if not bool(self.is_counts):
-            chance = torch.sigmoid(decoded.nonzero).double().cpu().numpy()
+            chance = torch.sigmoid(decoded.nonzero + self.offset[style]).double().cpu().numpy()
             values = decoded.genes.double().cpu().numpy()
             values = values + dispersion * random.standard_normal(values.shape)
             is_zero = random.random(values.shape) >= chance

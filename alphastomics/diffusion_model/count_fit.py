@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from alphastomics.attn_model.count_model import (
+    NO_SHARE,
     NO_TYPE,
     STYLES,
     TYPES,
@@ -72,6 +73,7 @@ def fit_count_model(
         logger.info("expression is no counts: it is modelled as Gaussian %s", content.kind)
     others = dissociated_cells(loader, config, seed, content)
     set_styles(model, loader, rows, table.slice_id, content, others)
+    silence_unmeasured(model, torch.from_numpy(measured.any(0)), others)
     kept = content.is_kept
     parts = (expression, measured, measured, content.values, content.total, style)
     cells = FittedCells(*(torch.tensor(part[kept]).to(device) for part in parts))
@@ -135,6 +137,16 @@ def fill_unmeasured(model: CountModel, measured: Bool[Tensor, "S G"]) -> None:
     for part in (model.offset, model.mean, model.std):
         usual = (part * measured).sum(0) / number
         part.copy_(torch.where(measured | (measured.sum(0) == 0), part, usual))
+
+
+def silence_unmeasured(
+    model: CountModel, measured: Bool[Tensor, " G"], others: Dissociated | None
+) -> None:
+    """Let genes that neither a slice nor dissociated cells measured be 0 in new cells."""
+    if others is not None:
+        measured = measured | others.measured.any(0)
+    model.offset[:, ~measured] = NO_SHARE
+    model.mean[:, ~measured], model.std[:, ~measured] = 0, 1
 
 
 def fit_autoencoder(

@@ -30,7 +30,7 @@ from alphastomics.generation.frame import (
 )
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.radii import CURVE_LEVELS, Radii, conformal_factor, least_cells
-from alphastomics.preprocessing.query_fit import UNIT_RATIO
+from alphastomics.preprocessing.query_fit import UNIT_RATIO, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,47 @@ def with_anchors(
             radius[:, rows[~known[rows]]] = np.nan
         if corrected:
             say_calibration(name, int(known[rows].sum()), settings.radius_level)
-    radii = Radii(radius[0], settings.radius_level, "anchors", known, radius[1:])
+    radii = Radii(radius[0], levels[0], "anchors", known, radius[1:], too_few("anchors", levels[0]))
     return replace(generated, position=position, position_std=std, radii=radii)
+
+
+def check_anchors(cells: InputCells, scale: float, *, reflection: bool) -> None:
+    """Refuse anchors that leave a slice free to rotate, and warn of another unit.
+
+    Parameters
+    ----------
+    cells
+        Cells some of whose positions are known; slices may have none.
+    scale
+        The size of the training slices, as `size_of` measures it.
+    reflection
+        Allow the mirror image of an estimate.
+    """
+    assert cells.anchors is not None
+    for number, name in enumerate(cells.slice_names):
+        at = cells.anchors[cells.rows_of(number)]
+        at = at[np.isfinite(at).all(1)]
+        if not len(at):
+            continue
+        where = f"anchors: slice {name}"
+        anchor_dims(at, where, cells.dims, reflection=reflection)
+        # Not the scale of a fit, which shrinks where the estimate is poor.
+        ratio = size_of(at) / scale
+        if not 1 / UNIT_RATIO <= ratio <= UNIT_RATIO:
+            logger.warning(
+                "%s: the anchors extend %.3g times as far as a training slice: they are in another "
+                "unit, or in a part of the slice; predicted positions are in the anchors' unit",
+                *(where, ratio),
+            )
+
+
+def anchor_dims(at: Float64[np.ndarray, "M 3"], where: str, dims: int, *, reflection: bool) -> int:
+    """Return the dimensions that anchors fix a frame in; refuse those that fix none."""
+    # A section may be stored with its z: it is planar all the same.
+    is_planar = np.ptp(at[:, 2]) <= LEAST_EXTENT * np.ptp(at, axis=0).max()
+    dims = 2 if is_planar else dims
+    require_a_frame(at, where, dims, dims, reflection=reflection)
+    return dims
 
 
 def without_std(settings: SamplingConfig) -> SamplingConfig:
@@ -115,14 +154,25 @@ def all_anchored(cells: InputCells) -> bool:
     return len(np.unique(cells.slice_id[known])) == len(cells.slice_names)
 
 
+def least_anchors(level: float) -> int:
+    """Return how many anchors of a slice calibrate radii of a level."""
+    return max(least_cells(level), LEAST_ANCHORS)
+
+
+def too_few(what: str, level: float) -> str:
+    """Say why cells have no radius."""
+    share = f"{100 * level:g} % of the cells"
+    return f"too few {what} for a radius that holds {share}: at least {least_anchors(level)}"
+
+
 def say_calibration(name: str, anchors: int, level: float) -> None:
     """Say what positions were found by, or that too few anchors are there to calibrate them."""
     share = 100 * level
-    least = max(least_cells(level), LEAST_ANCHORS)
+    least = least_anchors(level)
     if anchors < least:
         logger.warning(
             "slice %s: %d anchors are too few for a radius that holds %g %% of the cells: at least "
-            "%d are needed, and the radius is left empty",
+            "%d are needed, and there is none",
             *(name, anchors, share, least),
         )
         return
@@ -148,10 +198,7 @@ def anchored_slice(
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
     where = f"anchors: slice {name}"
-    # A section may be stored with its z: it is planar all the same.
-    is_planar = np.ptp(at[:, 2]) <= LEAST_EXTENT * np.ptp(at, axis=0).max()
-    dims = 2 if is_planar else cells.dims
-    require_a_frame(at, where, dims, dims, reflection=reflection)
+    dims = anchor_dims(at, where, cells.dims, reflection=reflection)
     estimate = estimate.copy()
     estimate[:, dims:] = 0
     fit = fitted(
@@ -162,12 +209,6 @@ def anchored_slice(
         reflection=reflection,
         where=where,
     )
-    if not 1 / UNIT_RATIO <= abs(fit.scale) <= UNIT_RATIO:
-        logger.warning(
-            "%s: the anchors' unit is %.3g of the training slices': predicted positions are in the "
-            "anchors' unit",
-            *(where, fit.scale),
-        )
     prior = fit.apply(estimate)[:, :dims]
     if not corrected:
         unknown = np.full((len(rows), cells.dims), np.nan)

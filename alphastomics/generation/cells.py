@@ -23,7 +23,12 @@ from alphastomics.io.files import require_file
 from alphastomics.preprocessing.cell_table import CellTable, joined_tables
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.normalize import moments_of_sparse, standard_deviation, standardized
-from alphastomics.preprocessing.query_fit import LEAST_CELLS, opened_query, require_enough
+from alphastomics.preprocessing.query_fit import (
+    LEAST_CELLS,
+    num_empty,
+    opened_query,
+    require_enough,
+)
 from alphastomics.preprocessing.schema import REFERENCE, SPLITS, Metadata
 from alphastomics.preprocessing.shard_reader import Scaling, ShardReader
 
@@ -60,6 +65,8 @@ class InputCells(CellTable):
         What was subtracted from the user's positions.
     anchors
         Positions of cells that are known beside those that are asked for; NaN for the others.
+    num_empty
+        Cells of the file that have no count of the model's genes.
     """
 
     # A query may lack what training cells have.
@@ -73,6 +80,7 @@ class InputCells(CellTable):
     scaling: Scaling | None = None
     origin: Float64[np.ndarray, " 3"] | None = None
     anchors: Float64[np.ndarray, "N 3"] | None = None
+    num_empty: int = 0
 
     @cached_property
     def names(self) -> list[str]:
@@ -83,7 +91,7 @@ class InputCells(CellTable):
 
 def some_cells(cells: InputCells, chosen: np.ndarray) -> InputCells:
     """Return some of the cells, with the slices that they are of."""
-    taken = cells.take(chosen)
+    taken = replace(cells, anchors=None).take(chosen)  # anchors are taken below
     present, codes = np.unique(taken.slice_id, return_inverse=True)
     return replace(
         taken,
@@ -216,6 +224,7 @@ def read_query(
         dims=query.dims or (3 if options.position_is_3d else 2),
         slice_names=slices,
         scaling=scaling if query.scale else None,
+        num_empty=num_empty(cells.sparse),
     )
 
 

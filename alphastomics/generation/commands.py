@@ -48,6 +48,7 @@ from alphastomics.io.files import require_output, write_text
 from alphastomics.io.spatialdata import require_store
 from alphastomics.io.vitessce import view_path
 from alphastomics.preprocessing.owned import require_not_read
+from alphastomics.preprocessing.query_fit import check_empty_cells
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -159,6 +160,8 @@ def known_cells(
     cells: InputCells, anchors: str | None, mode: Mode, around: Surroundings, checkpoint: Path
 ) -> Known:
     """Read what is known beside the cells: anchors, a section, or training cells."""
+    if not TASKS[mode].generates_expression:
+        check_empty_cells(cells.num_empty, len(cells), around.source)
     if anchors is not None:
         return with_known(cells, anchors, mode, around)
     if not TASKS[mode].reads_training_cells:

@@ -60,6 +60,7 @@ from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.expected_time import say_expected_time
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated, generate
+from alphastomics.generation.predict import require_anchored
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS, Task, tasks_of
 
@@ -199,6 +200,7 @@ def score_anchored(
 ) -> ScoredTask:
     """Score positions by anchors, assigned ones and those without, beside the baselines."""
     mode = EXPR_TO_POS.name
+    require_anchored(module, cells, section)
     estimate = generate(module, cells, mode, without_std(settings), seed, purpose="score")
     anchored = anchored_positions(module, cells, section, estimate, settings, seed)
     methods = {

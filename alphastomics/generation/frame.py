@@ -31,6 +31,8 @@ NEIGHBOURS, COMPONENTS = 10, 50  # of a cell in the reference's expression
 LEAST_EXTENT = 1e-3  # of the second axis over the first: less is a line, of the third: a plane
 SHOWN_NAMES = 3
 ROW_NUMBERS_PER_CELL = 100  # a file holds at least this share of the cells that it counts
+ROUNDING = 1e-9  # of the largest coordinate: nothing smaller is an extent
+MISSING_WORDS = {"", "na", "n/a", "<na>", "null", "none"}  # what tables write for no number
 
 
 class Transform(NamedTuple):
@@ -90,14 +92,18 @@ class Reference:
 
 
 def read_landmarks(path: Path, what: str = "landmark") -> Landmarks:
-    """Read a CSV of cell name, x, y and, in space, z; a first line of words is a header."""
+    """Read a CSV of cell name, x, y and, in space, z.
+
+    A first line is a header where all of its coordinates are words: one that lacks a number is a
+    cell whose position is not whole.
+    """
     require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if any(field.strip() for field in line)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: not a CSV file of text") from error
-    if lines and len(lines[0]) in (3, 4) and not _is_number(lines[0][1]):
+    if lines and len(lines[0]) in (3, 4) and all(map(_is_word, lines[0][1:])):
         lines = lines[1:]
     if not lines:
         raise InputError(f"{path}: has no {what}s; expected lines of: cell name, x, y[, z]")
@@ -122,6 +128,17 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def _is_word(text: str) -> bool:
+    """Tell the name of a column from a number, from nan and from what stands for no number."""
+    if text.strip().casefold() in MISSING_WORDS:
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
 
 
 def into_frame(
@@ -280,6 +297,10 @@ def require_a_frame(
             f"in {dims}D"
         )
     extent = np.linalg.svd(position - position.mean(0), compute_uv=False)
+    if extent[0] <= ROUNDING * np.abs(position).max():
+        raise InputError(
+            f"{where}: its {len(position)} known positions lie on one point; add some beside it"
+        )
     if extent[needed - 1] <= LEAST_EXTENT * extent[0]:
         in_line = extent[1] <= LEAST_EXTENT * extent[0]
         raise InputError(

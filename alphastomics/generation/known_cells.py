@@ -21,7 +21,7 @@ from alphastomics.generation.gene_features import GeneCells, gene_cells, joined
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.training_cells import dissociated_cells, training_cells
 from alphastomics.preprocessing.cell_source import SourceOptions
-from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION
+from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION, check_empty_cells
 from alphastomics.preprocessing.subprocess_reader import in_subprocess
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,9 @@ def read_asked(module: AlphaSTomicsModule, query: Source, genes: list[str]) -> I
     """Read a query from a file of cells; its types are what is asked for."""
     require_file_of_cells(query.path)
     untyped = with_type_key(query.config, None)
-    return read_query(query.path, genes, module.normalization, untyped, checks_genes=False)
+    cells = read_query(query.path, genes, module.normalization, untyped, checks_genes=False)
+    check_empty_cells(cells.num_empty, len(cells), query.path)
+    return cells
 
 
 def read_prepared(query: Source, genes: list[str]) -> InputCells:
@@ -197,6 +199,7 @@ def read_reference(module: AlphaSTomicsModule, genes: list[str], source: Source)
         key = None
     config = with_type_key(source.config, key)
     cells = read_query(source.path, genes, module.normalization, config, checks_genes=False)
+    check_empty_cells(cells.num_empty, len(cells), source.path)
     return reference_cells(cells, len(genes))
 
 

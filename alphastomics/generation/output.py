@@ -48,7 +48,6 @@ UNCALIBRATED = (
     "interval; use it to rank cells at most. `alphastomics test` measures it (std_coverage, "
     "std_error_ratio)"
 )
-UNKNOWN_STD = f"{STD_KEY} is NaN: the reference section differs too much from the slices"
 OF_A_SECTION = (
     f"{STD_KEY} is the error of cells of the reference section that were left out; it says nothing "
     "of what differs between both sections"
@@ -74,11 +73,12 @@ def write_generated_pt(
         low, high, level, by = generated.intervals
         content |= {"expression_low": torch.tensor(low), "expression_high": torch.tensor(high)}
         content |= {"interval_level": level, "interval_calibrated_by": by}
-    if generated.radii is not None:
-        content[generated.radii.key] = torch.tensor(generated.radii.radius)
-        content["radius_calibrated_by"] = generated.radii.calibrated_by
-        if generated.radii.anchored is not None:
-            content[ANCHOR_KEY] = torch.tensor(generated.radii.anchored)
+    radii = generated.radii
+    if radii is not None and radii.is_calibrated:
+        content[radii.key] = torch.tensor(radii.radius)
+        content["radius_calibrated_by"] = radii.calibrated_by
+    if radii is not None and radii.anchored is not None:
+        content[ANCHOR_KEY] = torch.tensor(radii.anchored)
     if frame_fits:
         table = frame_table(frame_fits)["frame"]
         content["frame"] = {
@@ -183,20 +183,29 @@ def put_radii(data: Any, generated: Generated) -> dict[str, Any]:
     """
     for column in [name for name in data.obs if is_radius_key(name)]:
         del data.obs[column]
-    radii = generated.radii
-    record: dict[str, Any] = {"spatial_std_calibrated": True}
-    if np.isnan(generated.position_std[:, 0]).all():
-        record = {"spatial_std_calibrated": False, "spatial_std_note": UNKNOWN_STD}
-    elif radii is not None and radii.by_section:
-        record = {"spatial_std_calibrated": False, "spatial_std_note": OF_A_SECTION}
-    elif radii is None or radii.anchored is None or np.isnan(radii.radius).any():
-        record = {"spatial_std_calibrated": False, "spatial_std_note": UNCALIBRATED}
-    if radii is None:
+    radii, note = generated.radii, std_note(generated)
+    record: dict[str, Any] = {"spatial_std_calibrated": note is None}
+    if note is not None:
+        record["spatial_std_note"] = note
+    if radii is not None and radii.anchored is not None:
+        data.obs[ANCHOR_KEY] = radii.anchored
+    if radii is None or not radii.is_calibrated:
         return record
     data.obs[radii.key] = radii.radius
-    if radii.anchored is not None:
-        data.obs[ANCHOR_KEY] = radii.anchored
     return record | {"radius_level": radii.level, "radius_calibrated_by": radii.calibrated_by}
+
+
+def std_note(generated: Generated) -> str | None:
+    """Say why the std of positions is not calibrated; None where it is."""
+    radii = generated.radii
+    if radii is not None and not radii.is_calibrated:
+        unknown = np.isnan(generated.position_std[:, 0]).all()
+        return f"{STD_KEY} is {'NaN' if unknown else 'not calibrated'}: {radii.lacking}"
+    if radii is not None and radii.by_section:
+        return OF_A_SECTION
+    if radii is None or radii.anchored is None or np.isnan(radii.radius).any():
+        return UNCALIBRATED
+    return None
 
 
 def put_intervals(

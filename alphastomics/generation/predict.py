@@ -13,7 +13,12 @@ import numpy as np
 from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import all_anchored, with_anchors, without_std
+from alphastomics.generation.anchors import (
+    all_anchored,
+    check_anchors,
+    with_anchors,
+    without_std,
+)
 from alphastomics.generation.assignment import as_many, assigned
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
@@ -55,6 +60,7 @@ def require_placeable(
     section: Reference | None,
 ) -> None:
     """Refuse cells of which nothing is asked, two frames, and an assignment onto nothing."""
+    require_known(cells, mode)
     if cells.anchors is not None and np.isfinite(cells.anchors).all():
         raise InputError(
             "anchors: nothing to predict: every cell of the input has a known position; give the "
@@ -112,8 +118,8 @@ def predict_cells(
     is_new
         Whether the cells are made from nothing: none has a name of its own.
     """
-    require_known(cells, mode)
     require_placeable(cells, mode, settings, frame, section)
+    require_anchored(module, cells, section)
     if section is not None:
         return predict_in_section(module, cells, section, settings, seed)
     anchored = cells.anchors is not None
@@ -140,6 +146,18 @@ def predict_cells(
     if settings.estimator == "assigned":
         generated = put_onto(cells, generated, frame, seed)
     return Predicted(cells, generated, frame_fits)
+
+
+def require_anchored(
+    module: AlphaSTomicsModule, cells: InputCells, section: Reference | None
+) -> None:
+    """Refuse anchors, or a section, that fix no frame, before anything is sampled."""
+    if section is not None:
+        assert section.cells.position is not None
+        cells = replace(section.cells, anchors=section.cells.position.astype(np.float64))
+    if cells.anchors is not None:
+        scale, reflection = float(module.position_scale), module.config.loss.reflection
+        check_anchors(cells, scale, reflection=reflection)
 
 
 def predict_in_section(

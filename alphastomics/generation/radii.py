@@ -21,7 +21,7 @@ class Radii(NamedTuple):
     """Radii about predicted positions that hold the true ones of a share of the cells.
 
     NaN where nothing is known, 0 for anchors. `calibrated_by` says what they were found by.
-    `curve` has radii of other levels, for a report.
+    `curve` has radii of other levels, for a report. `lacking` says why cells have none.
     """
 
     radius: Float[np.ndarray, " N"]
@@ -29,11 +29,18 @@ class Radii(NamedTuple):
     calibrated_by: str
     anchored: Bool[np.ndarray, " N"] | None = None
     curve: Float[np.ndarray, "L N"] | None = None
+    lacking: str = ""
 
     def changed(self, times: float | np.ndarray = 1.0, plus: float | np.ndarray = 0.0) -> "Radii":
         """Let radii grow or shrink with their cells' frame, or by how far cells were moved."""
         curve = None if self.curve is None else self.curve * times + plus
         return self._replace(radius=self.radius * times + plus, curve=curve)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether some cell that is no anchor has a radius."""
+        asked = slice(None) if self.anchored is None else ~self.anchored
+        return bool(np.isfinite(self.radius[asked]).any())
 
     @property
     def by_section(self) -> bool:

@@ -16,7 +16,7 @@ from alphastomics.config import SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.generation.anchor_regression import expression_features
-from alphastomics.generation.anchors import with_anchors, without_std
+from alphastomics.generation.anchors import too_few, with_anchors, without_std
 from alphastomics.generation.cells import InputCells, some_cells
 from alphastomics.generation.frame import Reference, are_row_numbers
 from alphastomics.generation.generate import Generated, generate
@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 # Cells of either section that are compared, and neighbours of each. Two planes of one embryo
 # share 0.56, serial sections 0.53, two embryos 0.72.
 COMPARED_CELLS, NEIGHBOURS, MOST_OWN = 1_000, 10, 0.65
+
+# Why cells have no radius.
+UNLIKE = "the reference section differs too much from the slices"
+TRAINED_ON = "the model was trained on the reference section"
 
 
 def is_section(cells: InputCells, known: InputCells) -> bool:
@@ -132,13 +136,15 @@ def predict_beside_section(
     generated = generate(module, both, EXPR_TO_POS.name, without_std(settings), seed)
     unlike = slices_unlike(both, len(cells.names))
     name = section.cells.slice_names[0]
+    lacking = too_few("cells of the section", settings.radius_level)
+    lacking = UNLIKE if unlike else lacking
     if name in module.slice_names:
         logger.warning(
             "section %s: the model was trained on a slice of this name, and errors on its cells "
             "say nothing of others: it gives the frame alone, and there are no radii",
             name,
         )
-        unlike = list(range(len(cells.slice_names)))
+        unlike, lacking = list(range(len(cells.slice_names))), TRAINED_ON
     generated = with_anchors(
         *(both, generated, settings, seed),
         reflection=module.config.loss.reflection,
@@ -157,14 +163,14 @@ def predict_beside_section(
         curve=generated.radii.curve[:, asked],
         calibrated_by=f"{SECTION}: {name}",
         anchored=None,
+        # Where the section gives the frame alone, nothing is known of how far off cells are.
+        lacking=lacking,
     )
-    # Where the section gives the frame alone, nothing is known of how far off cells are.
-    nothing_known = len(unlike) == len(cells.slice_names)
     return replace(cells, dims=section.cells.dims), replace(
         generated,
         expression=cells.expression,
         expression_std=generated.expression_std[asked],
         position=generated.position[asked],
         position_std=generated.position_std[asked],
-        radii=None if nothing_known else radii,
+        radii=radii,
     )

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from alphastomics.config import Config, Mode
+from alphastomics.config import Config, Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells, read_processed, read_pt, read_query
@@ -19,7 +19,7 @@ from alphastomics.generation.known_positions import (
 from alphastomics.generation.notices import is_processed
 from alphastomics.generation.output import read_original
 from alphastomics.generation.section import is_section, section_of
-from alphastomics.preprocessing.query_fit import check_units
+from alphastomics.preprocessing.query_fit import check_empty_cells, check_units
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,7 @@ def with_known(cells: InputCells, anchors: str, mode: Mode, around: Surroundings
     if around.config.sampling.estimator == "sample" and TASKS[mode] is not EXPR_TO_POS:
         logger.warning("--anchors: samples of expression do not see them: not used")
     if TASKS[mode] is not EXPR_TO_POS:
+        check_empty_cells(known.num_empty, len(known), path)
         return Known(cells, around=known_in_slice(cells, known, str(path)))
     return anchors_or_section(cells, known, str(path))
 
@@ -102,19 +103,26 @@ def given_positions(
     cells: InputCells, anchors: str | None, around: Surroundings
 ) -> tuple[InputCells, Reference | None]:
     """Take anchors or a section for cells that are scored; refuse an assignment without."""
+    check_empty_cells(cells.num_empty, len(cells), around.source)
     if anchors is not None:
         cells, _, section = with_known(cells, anchors, EXPR_TO_POS.name, around)
         return cells, section
-    if around.config.sampling.estimator == "assigned":
+    require_assignable(around.config.sampling)
+    return cells, None
+
+
+def require_assignable(settings: SamplingConfig) -> None:
+    """Refuse an assignment that is scored without anchors or a section."""
+    if settings.estimator == "assigned":
         raise InputError(
             "--estimator assigned: puts cells onto the positions of a section, or between anchors: "
             "name them with --anchors, or choose --estimator mean"
         )
-    return cells, None
 
 
 def anchors_or_section(cells: InputCells, known: InputCells, source: str) -> Known:
     """Tell cells of the query, which are anchors, from another section of the tissue."""
     if is_section(cells, known):
+        check_empty_cells(known.num_empty, len(known), source)
         return Known(cells, section=section_of(cells, known, source))
     return Known(anchors_of_cells(cells, known, source))

@@ -100,6 +100,18 @@ def hint_at_case(genes: Sequence[str]) -> None:
         )
 
 
+def hint_at_unmeasured(panels: Sequence[Sequence[int]], genes: Sequence[str]) -> None:
+    """Warn of listed genes that every panel lacks: nothing is learned of them."""
+    lacking = sorted(set(panels[0]).intersection(*panels[1:]))
+    if lacking:
+        logger.warning(
+            "%d of the %d listed genes are measured by no input (first %s): nothing is learned of "
+            "them, and their generated counts are 0; check their spelling, or take them out of "
+            "--gene_list_file",
+            *(len(lacking), len(genes), shown([genes[index] for index in lacking])),
+        )
+
+
 def union_of(gene_lists: Iterable[Sequence[str]]) -> list[str]:
     """Return the sorted union."""
     return sorted(set().union(*gene_lists))

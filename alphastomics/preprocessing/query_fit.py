@@ -95,7 +95,10 @@ def opened_query(
                 f"{path}: {positions.field} has {positions.columns} columns, not 2 or 3"
             )
         stop = min(reader.num_cells, first_rows or reader.num_cells)
-        normalize = trained["log_normalize"] and needs_normalizing(
+        # Values as the user has them, for a training that nobody knows: nothing to compare with.
+        as_said = normalization is None and not options.log_normalize
+        normalize = trained["log_normalize"] and not as_said
+        normalize = normalize and needs_normalizing(
             reader.counts(0, stop),
             path,
             has_log1p=source.has_log1p,
@@ -144,18 +147,24 @@ def needs_normalizing(
     as_it_is
         Whether training normalised such values as they were, counts or not: so must we.
     """
-    if not asked:
-        return False
-    values = counts.data[:SHOWN_VALUES]
     if len(counts.data) and float(counts.data.min()) < 0:
         raise InputError(
-            f"{path}: X has negative values, but the model was trained on counts: put counts into "
-            "X, or, if X is log-normalised and nothing else, give --skip-log-normalize"
+            f"{path}: X has negative values, but the model was trained on log-normalised counts, "
+            "which have none: scaled or centred values cannot be brought to them; put counts into X"
         )
-    if as_it_is:
-        return True
+    values = counts.data[:SHOWN_VALUES]
     fractions = bool(len(values)) and bool((values != np.round(values)).any())
     largest = float(counts.data.max()) if len(counts.data) else 0.0
+    if not asked:
+        if not fractions and largest > LARGEST_LOG_VALUE:
+            logger.warning(
+                "%s: X looks like counts (whole numbers, largest %.3g), yet --skip-log-normalize "
+                "says that it is log-normalised: leave it out if that is wrong",
+                *(path, largest),
+            )
+        return False
+    if as_it_is:
+        return True
     if fractions and (has_log1p or largest <= LARGEST_LOG_VALUE):
         logger.warning(
             "%s: X looks log-normalised already (%s, largest value %.3g): it is not normalised "
@@ -173,6 +182,27 @@ def needs_normalizing(
             largest,
         )
     return True
+
+
+def num_empty(values: csr_array) -> int:
+    """Count the cells that have no value but zero."""
+    there = np.concatenate([[0], np.cumsum(values.data != 0)])[values.indptr]
+    return int((np.diff(there) == 0).sum())
+
+
+def check_empty_cells(empty: int, cells: int, where: object) -> None:
+    """Warn of cells without any count of the model's genes; refuse a query of nothing else."""
+    if empty == cells:
+        raise InputError(
+            f"{where}: none of its {cells} cells has a count of the model's genes: put the counts "
+            "into X, and check that the file is the right one"
+        )
+    if empty:
+        logger.warning(
+            "%s: %d of %d cells have no count of the model's genes: what is predicted from their "
+            "expression says nothing; leave them out",
+            *(where, empty, cells),
+        )
 
 
 def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
@@ -196,11 +226,16 @@ def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
     )
 
 
-def check_units(position: np.ndarray, scale: float, slice_name: str) -> None:
-    """Warn of a slice whose size is not that of the training slices, as in other units."""
+def size_of(position: np.ndarray) -> float:
+    """Root mean square of the coordinates about their mean, over the axes that vary."""
     centred = position.astype(np.float64) - position.mean(0, dtype=np.float64)
     varying = max(int((centred**2).sum(0).astype(bool).sum()), 1)
-    size = float(np.sqrt((centred**2).sum() / (len(position) * varying)))
+    return float(np.sqrt((centred**2).sum() / (len(position) * varying)))
+
+
+def check_units(position: np.ndarray, scale: float, slice_name: str) -> None:
+    """Warn of a slice whose size is not that of the training slices, as in other units."""
+    size = size_of(position)
     if size > 0 and not 1 / UNIT_RATIO <= size / scale <= UNIT_RATIO:
         logger.warning(
             "slice %s is %.3g times the size of the training slices: are its coordinates in the "

@@ -19,6 +19,7 @@ from alphastomics.io.progress import track
 from alphastomics.preprocessing import owned, resume
 from alphastomics.preprocessing.datasets import Merged, merge
 from alphastomics.preprocessing.frames import frame_notes, slice_extents
+from alphastomics.preprocessing.genes import hint_at_unmeasured
 from alphastomics.preprocessing.matrix import BYTES_PER_ENTRY
 from alphastomics.preprocessing.normalize import Moments, merged
 from alphastomics.preprocessing.parts import rows_that_fit
@@ -95,6 +96,7 @@ def run(
     if not is_finished and not overwrite:
         space.require_same_request(whole_request)
     require_ours(output_dir)
+    hint_at_unmeasured(datasets.panels, datasets.genes)
     empty = [space.work.parent, space.staged.parent]
     with space.working(whole_request, empty=empty):
         metadata = _act(options, datasets, space, request, pool)

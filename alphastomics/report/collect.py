@@ -144,8 +144,11 @@ def predicted_positions(
         ).numpy()
     error = np.linalg.norm(position - cells.position, axis=1)
     std = np.linalg.norm(generated.position_std[:, :dims], axis=1)
-    radii, curve = generated.radii, None if generated.radii is None else generated.radii.curve
-    if radii is None and errors is not None and settings.estimator != "sample":
+    radii = generated.radii
+    if radii is not None and not radii.is_calibrated:
+        radii = None
+    curve = None if radii is None else radii.curve
+    if generated.radii is None and errors is not None and settings.estimator != "sample":
         radii = with_radii(cells, generated, errors, settings.radius_level).radii
         scale = scales_of(cells, generated, errors)
         curve = np.stack([errors.factor(level) * scale for level in CURVE_LEVELS])
@@ -157,6 +160,7 @@ def predicted_positions(
         held = (error[free] <= curve[:, free]).mean(1)
         coverage = list(zip(CURVE_LEVELS, held.tolist(), strict=True))
     has_std = settings.num_samples > 1 or generated.radii is not None
+    has_std = has_std and bool(np.isfinite(std).any())
     return PredictedPositions(
         *(position, error, std if has_std else None, radii, tuple(coverage)),
         free=free if cells.anchors is not None else None,

@@ -55,6 +55,44 @@ def test_other_cells_are_a_reference_section_whose_frame_positions_are_in(model,
         model.predict_positions(query, anchors=section, reference=section)
 
 
+def test_evaluate_scores_by_anchors_what_test_scores(model, slices, known, tmp_path):
+    from alphastomics.config import PreprocessingConfig
+    from alphastomics.generation.commands import test as score
+
+    data = slices[0]
+    data.obs["known"] = known
+    scores = model.evaluate(data, anchors="known", seed=3)
+    model.save(tmp_path / "model")
+    data.write_h5ad(tmp_path / "slice_0.h5ad")
+    reading = PreprocessingConfig(cell_type_key="cell_type")
+    seed = model.config.seed.model_copy(update={"global_seed": 3})
+    kept = {"data": model.config.data.model_copy(update={"preprocessing": reading}), "seed": seed}
+    kept["data"] = kept["data"].model_copy(
+        update={"processed_data_dir": str(model._folder / "processed")}
+    )
+    config = model.config.model_copy(update=kept)
+    expected = score(
+        config, checkpoint=tmp_path / "model", input_data=tmp_path / "slice_0.h5ad", split="test",
+        output=tmp_path / "scores.json", anchors="known", modes=["expr_to_pos"],
+    )["expr_to_pos"]  # fmt: skip
+    assert {"alphastomics", "alphastomics without anchors"} <= set(scores["expr_to_pos"])
+    for method, metrics in expected.items():
+        for metric, value in metrics.items():
+            found = scores["expr_to_pos"][method][metric]
+            assert found == pytest.approx(value, rel=1e-4), (method, metric)
+    true = np.asarray(data.obsm["spatial"], dtype=np.float64)
+    table = pd.DataFrame(true[known], index=data.obs_names[known], columns=["x", "y"])
+    again = model.evaluate(data, anchors=table, seed=3)
+    pd.testing.assert_frame_equal(again["expr_to_pos"], scores["expr_to_pos"], rtol=1e-4)
+
+
+def test_evaluate_refuses_anchors_without_cells_and_assignments_without_anchors(model, slices):
+    with pytest.raises(InputError, match="give adata, too"):
+        model.evaluate(anchors="known")
+    with pytest.raises(InputError, match="between anchors: name them with anchors="):
+        model.evaluate(slices[0], estimator="assigned")
+
+
 def test_a_level_names_its_column(model, slices, known):
     data = slices[0]
     data.obs["known"] = known

@@ -12,7 +12,12 @@ import pytest
 
 from alphastomics.config import SamplingConfig
 from alphastomics.errors import InputError
-from alphastomics.generation.anchors import anchored_slice, left_out_prior, with_anchors
+from alphastomics.generation.anchors import (
+    anchored_slice,
+    check_anchors,
+    left_out_prior,
+    with_anchors,
+)
 from alphastomics.generation.cells import Blank, InputCells, blank_cells
 from alphastomics.generation.commands import frame_of, sample
 from alphastomics.generation.frame import KnownPositions, fitted
@@ -95,15 +100,30 @@ def test_radii_and_std_are_larger_where_cells_are_predicted_worse(tissue):
     assert ratio == pytest.approx(1, abs=0.15)
 
 
-def test_another_frame_and_unit_of_the_anchors_are_those_of_the_result(tissue, caplog):
+def test_another_frame_and_unit_of_the_anchors_are_those_of_the_result(tissue):
     here, known = anchored(tissue, 200)
     shift = np.array([1e4, -500.0, 0.0])
     there, _ = anchored(tissue, 200, lambda position: 1e-3 * position @ ROTATION + shift)
     expected = 1e-3 * here.position @ ROTATION + shift
     np.testing.assert_allclose(there.position, expected, atol=5e-3)
     np.testing.assert_allclose(there.radii.radius, 1e-3 * here.radii.radius, rtol=0.1, atol=1e-9)
-    assert "unit" in caplog.text
     assert known.sum() == 200
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.0, False), (1e-3, True), (50.0, True)])
+def test_anchors_of_another_unit_are_said_by_their_extent(tissue, caplog, factor, said):
+    cells, true, _ = tissue
+    known = (np.arange(CELLS) < 60)[:, None]
+    anchors = np.where(known, factor * true, np.nan)
+    check_anchors(replace(cells, anchors=anchors), 288.0, reflection=True)
+    assert ("in another unit" in caplog.text) == said
+
+
+def test_a_poor_estimate_is_not_taken_for_another_unit(tissue, caplog):
+    cells, true, _ = tissue
+    noise = np.pad(np.random.default_rng(0).normal(size=(CELLS, 2)) * 300, ((0, 0), (0, 1)))
+    anchored((cells, true, noise), 200)
+    assert "unit" not in caplog.text
 
 
 def test_a_sample_is_as_far_off_as_the_radii_say(tissue):
@@ -137,18 +157,25 @@ def test_too_few_anchors_for_a_level_are_said_and_leave_the_radius_empty(tissue,
 
 @pytest.mark.parametrize(
     ("rows", "words"),
-    [([0, 1], "2 known position(s); at least 3"), (range(6), "lie on one line")],
+    [
+        ([0, 1], "2 known position(s); at least 3"),
+        (range(6), "lie on one line"),
+        ([5] * 4, "lie on one point"),
+    ],
 )
 def test_anchors_that_leave_the_tissue_free_are_refused(tissue, rows, words):
     cells, true, estimate = tissue
     anchors = np.full_like(true, np.nan)
-    anchors[list(rows)] = np.outer(np.arange(len(rows)), [1.0, 2.0, 0.0])
+    anchors[: len(rows)] = np.outer(rows, [1.1, 2.3, 0.0])
     with pytest.raises(InputError, match=r"anchors: slice generated_0: .*") as refusal:
         anchored_slice(
             replace(cells, anchors=anchors), np.arange(CELLS), estimate, "generated_0", 0,
             reflection=True,
         )  # fmt: skip
     assert words in str(refusal.value)
+    with pytest.raises(InputError) as early:
+        check_anchors(replace(cells, anchors=anchors), 300.0, reflection=True)
+    assert str(early.value) == str(refusal.value)
 
 
 def test_a_slice_without_anchors_is_said_to_stay_in_a_frame_of_its_own(tissue, caplog):

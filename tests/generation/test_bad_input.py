@@ -27,6 +27,9 @@ def bad_inputs(workspace: Path, folder: Path) -> dict[str, tuple[Path, str]]:
     strange.write_h5ad(folder / "strange.h5ad")
     slice_0[:1].write_h5ad(folder / "one.h5ad")
     slice_0[:0].write_h5ad(folder / "zero.h5ad")
+    silent = slice_0.copy()
+    silent.X = silent.X * 0
+    silent.write_h5ad(folder / "silent.h5ad")
     spoilt = slice_0.copy()
     spoilt.X.data[3] = np.nan
     spoilt.write_h5ad(folder / "nan.h5ad")
@@ -39,6 +42,7 @@ def bad_inputs(workspace: Path, folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "text.csv").write_text("x")
     return {
         "no shared gene": (folder / "strange.h5ad", "none of the"),
+        "no counts": (folder / "silent.h5ad", "none of its 90 cells has a count"),
         "one cell": (folder / "one.h5ad", "at least 2"),
         "no cell": (folder / "zero.h5ad", "at least 2"),
         "one cell in tensors": (folder / "one.pt", "at least 2"),
@@ -153,3 +157,39 @@ def test_a_query_in_other_units_is_said(command, workspace: Path, tmp_path: Path
         words[unit] = capsys.readouterr().err
     assert "times the size of the training slices" in words["mm"]
     assert "times the size of the training slices" not in words["um"]
+
+
+def without_counts(workspace: Path, folder: Path, cells: int) -> Path:
+    """Write a slice whose first cells have no counts."""
+    data = anndata.read_h5ad(workspace / "slices/slice_0.h5ad")
+    counts = data.X.toarray()
+    counts[:cells] = 0
+    data.X = counts
+    data.write_h5ad(folder / "few.h5ad")
+    return folder / "few.h5ad"
+
+
+@pytest.mark.parametrize("mode", ["expr_to_pos", "impute", "label", "pos_to_expr"])
+def test_cells_without_counts_are_said_where_expression_is_read(
+    workspace: Path, tmp_path: Path, capsys, mode: str
+):
+    source = without_counts(workspace, tmp_path, 7)
+    arguments = ["--checkpoint", checkpoint(workspace), "--input_data", source]
+    arguments += ["--sample_mode", mode, "--output", tmp_path / "o.h5ad"]
+    assert main(["sample", *map(str, arguments)]) == 0
+    said = capsys.readouterr().err
+    assert ("7 of 90 cells have no count" in said) == (mode != "pos_to_expr")
+
+
+def test_positions_alone_may_come_without_counts(workspace: Path, tmp_path: Path):
+    source = without_counts(workspace, tmp_path, 90)
+    arguments = ["--checkpoint", checkpoint(workspace), "--input_data", source]
+    arguments += ["--sample_mode", "pos_to_expr", "--output", tmp_path / "o.h5ad"]
+    assert main(["sample", *map(str, arguments)]) == 0
+
+
+def test_test_refuses_cells_without_counts(workspace: Path, tmp_path: Path, capsys):
+    source = without_counts(workspace, tmp_path, 90)
+    arguments = ["--checkpoint", checkpoint(workspace), "--input_data", source]
+    assert main(["test", *map(str, arguments), "--output", str(tmp_path / "s.json")]) == 2
+    assert "none of its 90 cells has a count" in capsys.readouterr().err

@@ -191,10 +191,18 @@ def test_a_csv_of_landmarks_is_read_with_or_without_header(tmp_path: Path, heade
         ("a,1,2\nb,1,nan\n", "landmark 2"),
         ("a,1,2\nb,1,2,3\n", "landmark 2"),
         ("a,1\n", "landmark 1"),
+        ("a,nan,3\nb,1,2\n", "landmark 1"),
+        ("a,,3\nb,1,2\n", "landmark 1"),
+        ("a,a,3\nb,1,2\n", "landmark 1"),
+        ("a,3,a\nb,1,2\n", "landmark 1"),
+        ("a,NA,N/A\nb,1,2\n", "landmark 1"),
+        ("a,inf,-inf\nb,1,2\n", "landmark 1"),
         ("a,1,2\na,3,4\n", "twice"),
     ],
 )
-def test_a_csv_that_is_none_of_landmarks_is_refused(tmp_path: Path, content: str, words: str):
+def test_a_csv_that_is_none_of_landmarks_or_lacks_a_number_is_refused(
+    tmp_path: Path, content: str, words: str
+):
     (tmp_path / "marks.csv").write_text(content)
     with pytest.raises(InputError, match=words):
         read_landmarks(tmp_path / "marks.csv")

@@ -175,5 +175,9 @@ def test_a_section_unlike_the_slice_or_of_the_training_gives_no_radii(
     assert not [name for name in result.obs if name.startswith("position_radius")]
     record = result.uns["alphastomics"]["expr_to_pos"]
     assert "radius_calibrated_by" not in record
-    assert "differs too much" in record["spatial_std_note"]
+    reason = (
+        "differs too much from the slices" if unlike else "was trained on the reference section"
+    )
+    assert record["spatial_std_note"].endswith(reason)
+    assert record["spatial_std_note"].startswith("spatial_std is NaN: ")
     assert np.isfinite(result.obsm["spatial_pred"]).all()

@@ -1,17 +1,23 @@
 """A query that does not fit the model is said in words, and never normalised twice."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import anndata
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from alphastomics.config import PreprocessingConfig
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.query_fit import (
     check_depth,
+    check_empty_cells,
     check_genes,
     check_units,
     needs_normalizing,
+    num_empty,
+    opened_query,
 )
 
 QUERY = Path("query.h5ad")
@@ -38,6 +44,51 @@ def test_the_user_and_the_training_have_the_last_word():
 def test_negative_values_cannot_be_counts():
     with pytest.raises(InputError, match="negative values"):
         needs_normalizing(csr_array(-COUNTS.toarray()), QUERY, **AS_USUAL)
+
+
+def test_negative_logarithms_are_refused_whoever_took_them():
+    with pytest.raises(InputError, match="negative values"):
+        needs_normalizing(csr_array(-LOGGED.toarray()), QUERY, **AS_USUAL | {"asked": False})
+
+
+@pytest.mark.parametrize(
+    ("normalization", "refused"),
+    [
+        ({"log_normalize": True, "scale": True}, True),
+        ({"log_normalize": False, "scale": False}, False),
+        (None, False),
+    ],
+)
+def test_negative_values_pass_where_training_may_have_had_them(tmp_path, normalization, refused):
+    data = anndata.AnnData(-LOGGED.toarray())
+    data.var_names = ["a", "b", "c"]
+    data.write_h5ad(tmp_path / "query.h5ad")
+    options = PreprocessingConfig(log_normalize=False)
+    expected = pytest.raises(InputError, match="negative") if refused else nullcontext()
+    with expected, opened_query(tmp_path / "query.h5ad", "abc", normalization, options) as query:
+        assert not query.form.log_normalize
+
+
+def test_counts_that_are_called_log_normalised_are_said(caplog):
+    assert not needs_normalizing(LOGGED, QUERY, **AS_USUAL | {"asked": False})
+    few = csr_array(np.minimum(COUNTS.toarray(), 9))  # may be logarithms that were rounded
+    assert not needs_normalizing(few, QUERY, **AS_USUAL | {"asked": False})
+    assert caplog.records == []
+    assert not needs_normalizing(COUNTS, QUERY, **AS_USUAL | {"asked": False})
+    (record,) = caplog.records
+    assert "looks like counts (whole numbers, largest 40)" in record.getMessage()
+
+
+def test_cells_without_counts_are_counted_said_and_refused_where_there_are_no_others(caplog):
+    stored = csr_array((np.array([0.0, 2, 0]), [0, 1, 2], [0, 1, 1, 3]), shape=(3, 3))
+    assert num_empty(stored) == 2
+    assert num_empty(COUNTS) == 0
+    check_empty_cells(0, 3, QUERY)
+    assert caplog.records == []
+    check_empty_cells(2, 3, QUERY)
+    assert "query.h5ad: 2 of 3 cells have no count of the model's genes" in caplog.text
+    with pytest.raises(InputError, match="none of its 3 cells has a count"):
+        check_empty_cells(3, 3, QUERY)
 
 
 @pytest.mark.parametrize(
