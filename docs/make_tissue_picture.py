@@ -113,6 +113,12 @@ def draw(real: Any, new: Any, path: Path) -> None:
         for panel, name in zip(column, tissues, strict=True):
             panel.set_title(f"{name}: {color}")
             panel.axis("off")
+    # A few new cells lie far out: the real tissue says how large the panels are.
+    low, high = position["real"].min(0), position["real"].max(0)
+    margin = 0.15 * (high - low)
+    for panel in axes.flat:
+        panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
+        panel.set_ylim(*sorted((low[1] - margin[1], high[1] + margin[1]), reverse=panel.yaxis_inverted()))
     saved(figure, path)
 
 
