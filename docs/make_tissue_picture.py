@@ -106,7 +106,7 @@ def draw(real: Any, new: Any, path: Path) -> None:
     both.obs["tissue"] = np.repeat(list(tissues), [cells.n_obs for cells in tissues.values()])
     both.obsm["spatial"] = np.concatenate(list(position.values()))
     figure, axes = plt.subplots(
-        2, 1 + GENES, figsize=(11, 8), sharex=True, sharey=True, layout="constrained"
+        2, 1 + GENES, figsize=(13, 8), sharex=True, sharey=True, layout="constrained"
     )
     for column, color in zip(axes.T, ["cell type", *genes], strict=True):
         pl.tissue(both, color, slice_key="tissue", ax=column)
@@ -118,7 +118,8 @@ def draw(real: Any, new: Any, path: Path) -> None:
     margin = 0.15 * (high - low)
     for panel in axes.flat:
         panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
-        panel.set_ylim(*sorted((low[1] - margin[1], high[1] + margin[1]), reverse=panel.yaxis_inverted()))
+        ends = low[1] - margin[1], high[1] + margin[1]
+        panel.set_ylim(*(ends[::-1] if panel.yaxis_inverted() else ends))
     saved(figure, path)
 
 
