@@ -79,7 +79,7 @@ def draw_new(new: Any, path: Path) -> Path:
     return saved(figure, path)
 
 
-def saved(figure: Any, path: Path) -> Path:
+def saved(figure: Any, path: Path, colours: int = COLOURS) -> Path:
     """Write a figure small enough for a page, and close it."""
     import matplotlib.pyplot as plt
     from PIL import Image
@@ -87,7 +87,7 @@ def saved(figure: Any, path: Path) -> Path:
     figure.savefig(path, dpi=90, bbox_inches="tight")
     plt.close(figure)
     with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(COLOURS)
+        few = picture.convert("RGB").quantize(colours)
     few.save(path, optimize=True)
     return path
 
