@@ -11,6 +11,7 @@ from typing import Any
 from page_blocks import run_blocks
 
 DOCS = Path(__file__).parent
+DPI = 90
 COLOURS = 128  # of a picture: a quarter of the bytes, for steps in the colour bar
 
 
@@ -79,15 +80,15 @@ def draw_new(new: Any, path: Path) -> Path:
     return saved(figure, path)
 
 
-def saved(figure: Any, path: Path, colours: int = COLOURS) -> Path:
+def saved(figure: Any, path: Path, dpi: int = DPI) -> Path:
     """Write a figure small enough for a page, and close it."""
     import matplotlib.pyplot as plt
     from PIL import Image
 
-    figure.savefig(path, dpi=90, bbox_inches="tight")
+    figure.savefig(path, dpi=dpi, bbox_inches="tight")
     plt.close(figure)
     with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(colours)
+        few = picture.convert("RGB").quantize(COLOURS)
     few.save(path, optimize=True)
     return path
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SLICE, GENES = "embryo2_z2", 3
 # As many types as colours can separate; the others are drawn in grey.
 SHOWN_TYPES = 10
-COLOURS = 48
+DPI = 76
 
 
 def real_and_new(folder: Path) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ def draw(real: Any, new: Any, path: Path) -> None:
         panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
         ends = low[1] - margin[1], high[1] + margin[1]
         panel.set_ylim(*(ends[::-1] if panel.yaxis_inverted() else ends))
-    saved(figure, path, COLOURS)
+    saved(figure, path, dpi=DPI)
 
 
 def main() -> None:
