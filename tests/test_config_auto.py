@@ -300,6 +300,17 @@ def test_ten_thousand_cells_are_planned_for_ten_minutes_of_two_cores(cells, gene
     assert plan.config.expression.updates >= 90
 
 
+def test_what_is_not_fitted_takes_no_time_from_the_rest():
+    data = metadata_for([10_000], 2_000)
+    head = "training.position_head_updates"
+    plans = [plan_for(setting, data) for setting in ({}, {"expression.space": "genes"})]
+    updates = [plan.config.training.position_head_updates for plan in plans]
+    assert updates[0] < updates[1]
+    count = [plan_for(s, data).config.expression.updates for s in ({}, {head: 100})]
+    assert count[0] < count[1]
+    assert all(plan.seconds <= 600 for plan in plans)
+
+
 @pytest.mark.parametrize(
     ("epochs", "held", "between"),
     [(7, 100, 1), (30, 0, 1), (100, 100, 3), (100, 10, 1), (20, 500, 2)],

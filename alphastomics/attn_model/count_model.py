@@ -147,7 +147,10 @@ class CountModel(nn.Module):
 
     def usual_depths(self, measured: Bool[Tensor, " G"]) -> tuple[float, float]:
         """Return the least and the largest usual total of a slice's cells over some genes."""
-        shares = self.offset.double().softmax(-1).cpu()[:, measured.cpu()].sum(-1)
+        offset = self.offset.double().cpu()
+        # A depth is that over the genes that the style's slice measured.
+        whole = offset.masked_fill(~self.measured.cpu(), -math.inf).logsumexp(-1, keepdim=True)
+        shares = (offset - whole).exp()[:, measured.cpu()].sum(-1)
         totals = self.depth[:, 0].double().exp().cpu() * shares
         return float(totals.min()), float(totals.max())
 

@@ -111,7 +111,7 @@ def resolve_config(config: Config, metadata: Metadata, device: Device) -> Traini
     width, layers = _network(config, cells, device, choose)
     seconds = _seconds_of_update(width, layers, metadata.num_genes, batch, device)
     resolved = with_settings(config, {key: choice.value for key, choice in chosen.items()})
-    share = _share_of_time(resolved, cells, metadata, seconds, device, trainings=1 + refit)
+    share = _share_of_time(resolved, cells, metadata, seconds, device, given, trainings=1 + refit)
     updates = _updates(cells, seconds, device, share)
     mixed = _mixes_slices(config, metadata)
     per_epoch = _batches([sum(sizes)] if mixed else sizes, batch)
@@ -261,29 +261,29 @@ def _share_of_time(
     metadata: Metadata,
     seconds: float,
     device: Device,
+    given: dict[str, Any],
     *,
     trainings: int,
 ) -> float:
     """Return the share of its time that each part of a run gets, so that a CPU takes minutes."""
     if device.kind == "gpu":
         return 1.0
-    of_count, of_head = (
-        _seconds_of_count_update(metadata, device) if config.generates_expression else 0.0,
-        _seconds_of_head_update(config, metadata, device) if config.has_position_head else 0.0,
-    )
+    has_counts = config.generates_expression and given.get("expression.space") != "genes"
+    of_count = _seconds_of_count_update(metadata, device) if has_counts else 0.0
+    of_head = _seconds_of_head_update(config, metadata, device) if config.has_position_head else 0.0
 
     def needed(share: float) -> float:
         total = _updates(cells, seconds, device, share) * seconds
         if of_count:
-            total += _count_updates(cells, of_count, device, share) * of_count
+            count = _count_updates(cells, of_count, device, share)
+            total += given.get("expression.updates", count) * of_count
         if of_head:
-            head = _head_updates(cells, metadata.num_genes, of_head, device, share)
-            total += head.value * of_head
+            head = _head_updates(cells, metadata.num_genes, of_head, device, share).value
+            total += given.get("training.position_head_updates", head) * of_head
         return trainings * total
 
     allowed = CPU_RUN_SECONDS * max(cells / CPU_RUN_CELLS, 1)
     allowed -= _seconds_of_verdict(cells, metadata.num_genes, device)
-    # Some parts are at their least before others are.
     shares = (1 - step / SHARES for step in range(SHARES))
     return next((share for share in shares if needed(share) <= allowed), 1 / SHARES)
 

@@ -10,17 +10,18 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.preprocessing.counts import counts_of
 from alphastomics.preprocessing.query_fit import check_depth
 
-# Of a slice: as many cells tell how many counts a cell has.
+# So many random cells of a slice tell how many counts a cell has: files are sorted in many ways.
 DEPTH_CELLS = 1_000
 
 
 def cell_totals(cells: InputCells, rows: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " K"] | None:
-    """Return the counts of some cells, over the genes that their slices measured.
+    """Return the counts of some of these cells, over the genes that their slices measured.
 
     None where most of them hold values that are no counts, or nobody knows their unit.
     """
     if cells.scaling is None or not len(rows):
         return None
+    rows = np.random.default_rng(0).permutation(rows)[:DEPTH_CELLS]
     slices = cells.slice_id[rows]
     logs = unscaled(cells.expression[rows], cells.measured[slices], slices, cells.scaling)
     counts = counts_of(np.maximum(logs, 0))
@@ -33,7 +34,7 @@ def check_depth_of_slice(cells: InputCells, number: int, module: AlphaSTomicsMod
     model = module.average.count_model
     if model is None or not bool(model.is_fitted & model.is_counts):
         return
-    totals = cell_totals(cells, cells.rows_of(number)[:DEPTH_CELLS])
+    totals = cell_totals(cells, cells.rows_of(number))
     if totals is None or not totals.any():
         return
     usual = model.usual_depths(torch.from_numpy(cells.measured[number]))

@@ -30,7 +30,7 @@ from alphastomics.evaluation.tissue import (
     shuffled_positions,
 )
 from alphastomics.generation.cells import InputCells, in_unit, unit_of
-from alphastomics.generation.depth import DEPTH_CELLS, cell_totals
+from alphastomics.generation.depth import cell_totals
 from alphastomics.generation.generate import Generated
 from alphastomics.preprocessing.shard_reader import Scaling
 
@@ -58,7 +58,7 @@ def joint_scores(
         # As many cells as the real tissue has, so that neighbours are as near.
         ours = rows[: len(compared.position)]
         position = generated.position[ours, : cells.dims]
-        counted = cell_totals(new_cells, ours[:DEPTH_CELLS])
+        counted = cell_totals(new_cells, ours)
         new = {MODEL: Tissue(in_unit(new_cells, ours, unit), position, counted), **others}
         new |= by_chance(next(iter(others.values())), seed)
         genes = usable_genes(cells, typed, number)
@@ -113,7 +113,7 @@ def tissue_of(cells: InputCells, rows: Int64[np.ndarray, " M"], unit: Scaling | 
     """Return real cells as a tissue, in the dimensions they have."""
     assert cells.position is not None
     position = cells.position[rows, : cells.dims]
-    return Tissue(in_unit(cells, rows, unit), position, cell_totals(cells, rows[:DEPTH_CELLS]))
+    return Tissue(in_unit(cells, rows, unit), position, cell_totals(cells, rows))
 
 
 def references(

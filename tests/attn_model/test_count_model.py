@@ -114,3 +114,17 @@ def test_counts_of_any_rate_end():
         drawn = draw_counts(rate.repeat(2000, 0), np.full(5, dispersion), np.random.default_rng(1))
         assert (drawn >= 0).all()
         assert drawn[:, 0].sum() == 0
+
+
+def test_a_usual_depth_is_over_the_genes_that_a_slice_measured():
+    model = small_model(12)
+    # Two panels of 8 genes, which share 4; genes that a slice lacks have a share all the same.
+    model.offset[:] = torch.randn(12)
+    model.measured[0, 8:] = False
+    model.measured[1:, :4] = False
+    model.depth[:, 0] = math.log(200)
+    panel = torch.arange(12) < 8
+    shares = model.offset[0].double().exp()
+    of_second = 200 * float(shares[:8].sum() / shares[4:].sum())
+    expected = sorted((of_second, 200.0))
+    assert model.usual_depths(panel) == pytest.approx(expected)
