@@ -59,6 +59,14 @@ def test_a_query_of_another_depth_is_said(model, factor, genes, said, caplog):
     assert said in caplog.text
 
 
+def test_the_order_of_cells_does_not_make_another_depth(model, caplog):
+    query = two_programs(seed=2, cells=2500)
+    few = np.arange(2500) < 1000
+    query.X[few] = np.random.default_rng(0).binomial(query.X[few].astype(int), 0.1)
+    model.predict_positions(query)
+    assert "counts a cell" not in caplog.text
+
+
 def test_new_cells_have_counts_like_the_real_ones(model):
     real, new = two_programs(seed=1), model.generate(400, seed=3)
     counts = np.asarray(new.X)
@@ -141,6 +149,19 @@ def test_expected_expression_comes_as_counts_per_ten_thousand_too(model):
     assert np.corrcoef(rate.mean(0), counts.mean(0))[0, 1] > 0.9
 
 
+@pytest.mark.parametrize("estimator", ["mean", "sample"])
+def test_genes_without_a_count_in_the_query_have_the_unit_of_a_training_slice(model, estimator):
+    rates = []
+    for emptied in (0, 6, 20):
+        query = two_programs(seed=3, cells=100)
+        query.X[:, :emptied] = 0
+        model.predict_expression(query, estimator=estimator, seed=0)
+        rates.append(query.layers["generated_rate"].mean(0))
+    # They would be about 1 in the unit of a slice that has none.
+    np.testing.assert_allclose(rates[1][:6], rates[0][:6], rtol=0.5)
+    np.testing.assert_allclose(rates[2].sum(), rates[0].sum(), rtol=0.5)
+
+
 @pytest.mark.parametrize("genes", [1, 2])
 def test_one_gene_or_two_are_trained_on_and_scored(genes):
     data = two_programs(cells=150)[:, :genes].copy()
@@ -174,10 +195,17 @@ def test_a_trainer_of_ones_own_is_told_that_nothing_was_fitted():
         module.require_count_model()
 
 
-def test_genes_can_still_be_diffused_themselves():
+def test_genes_can_still_be_diffused_themselves(caplog):
     settings = {**QUICK, "expression": {"space": "genes"}}
     model = AlphaSTomics(two_programs(cells=100), settings, seed=0).train()
     assert "total_counts" not in model.generate(20, seed=0).obs
+    assert "X of the new cells is standardised" in caplog.text
+    query = two_programs(seed=3, cells=50)
+    query.X[:, :6] = 0
+    model.predict_expression(query)
+    rate = query.layers["generated_rate"]
+    assert np.isnan(rate[:, :6]).all()
+    assert np.isfinite(rate[:, 6:]).all()
 
 
 def test_a_gene_list_and_panels_leave_new_cells_in_the_units_of_the_real_ones(tmp_path: Path):

@@ -203,6 +203,8 @@ class AnchorRegression:
         By how much the prior of each anchor changes where it is left out of the frame.
     seed
         Seed of the trees and of the folds.
+    judged
+        Anchors that are left out in turn, of as many as there are.
     """
 
     def __init__(
@@ -213,10 +215,13 @@ class AnchorRegression:
         position: Float64[np.ndarray, "M D"],
         moved: Float64[np.ndarray, "M D"],
         seed: int,
+        *,
+        judged: int = JUDGED,
     ) -> None:
         self.features, self.seed, self.position = features, seed, position
         self.rows = np.flatnonzero(known)
-        self.judged = np.concatenate(folds_of(len(position), seed))
+        self.folds = folds_of(len(position), seed, judged)
+        self.judged = np.concatenate(self.folds)
         left_out = self.left_out(prior, moved)
         best = best_of(left_out, position[self.judged])
         self.left_out_position = left_out[best]
@@ -236,7 +241,7 @@ class AnchorRegression:
         anchors = np.searchsorted(part, self.rows)
         fits = CellFits(self.features.part(part), prior.shape[1], self.seed)
         parts: dict[Correction, list[np.ndarray]] = {}
-        for fold in folds_of(len(self.position), self.seed):
+        for fold in self.folds:
             kept = np.setdiff1d(np.arange(len(self.position)), fold)
             rows, at = anchors[kept], self.position[kept]
             expected = prior[part]
@@ -269,10 +274,10 @@ class AnchorRegression:
         return AnchoredSlice(position, np.sqrt(variance), np.sqrt(variance.sum(1)), np.sort(errors))
 
 
-def folds_of(anchors: int, seed: int) -> list[Int64[np.ndarray, " F"]]:
+def folds_of(anchors: int, seed: int, judged: int = JUDGED) -> list[Int64[np.ndarray, " F"]]:
     """Divide anchors into folds that are left out in turn; of many anchors, few folds are."""
     folds = np.array_split(np.random.default_rng(seed).permutation(anchors), FOLDS)
-    needed = -(-JUDGED * FOLDS // anchors)
+    needed = -(-judged * FOLDS // anchors)
     return [np.sort(fold) for fold in folds[:needed] if len(fold)]
 
 
@@ -285,10 +290,11 @@ def best_of(
     """
     if len(true) < LEAST_JUDGED:
         return next(iter(left_out))
-    at = true.astype(np.float32)
+    center = true.mean(0)
+    at = (true - center).astype(np.float32)
     scores = {}
     for each, position in left_out.items():
-        pair = position.astype(np.float32), at
+        pair = (position - center).astype(np.float32), at
         spearman = float(distance_spearman(*pair).nanmean())
         contacts = contact_scores(*pair, share=CONTACT_SHARE).precision
         error = float(robust_loss((position - true) / max(total_std(true), SMALLEST)).mean())

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float64
 
 from alphastomics.config import SamplingConfig
 from alphastomics.generation.anchor_regression import (
+    JUDGED,
     SMALLEST,
     AnchoredSlice,
     AnchorRegression,
@@ -27,6 +28,7 @@ from alphastomics.generation.frame import (
     Transform,
     fitted,
     require_a_frame,
+    spans,
 )
 from alphastomics.generation.generate import Generated
 from alphastomics.generation.radii import CURVE_LEVELS, Radii, conformal_factor, least_cells
@@ -36,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 # More anchors than this fix a frame that one of them does not change.
 FRAME_ANCHORS = 500
+NO_ANCHORS = (
+    "slice %s: has no anchors: its positions are the model's mean, centred, in a frame of their "
+    "own, without a radius"
+)
 # Fewer of them fit the frame so closely that their errors are too small.
 LEAST_ANCHORS = 20
 
@@ -74,16 +80,12 @@ def with_anchors(
     for number, name in enumerate(cells.slice_names):
         rows = cells.rows_of(number)
         if not known[rows].any():
-            logger.warning(
-                "slice %s: has no anchors: its positions are the model's mean, centred, in a frame "
-                "of their own, without a radius",
-                name,
-            )
+            logger.warning(NO_ANCHORS, name)
             continue
         corrected = number not in frame_alone
-        result = anchored_slice(
-            *(cells, rows, position[rows], name, seed), reflection=reflection, corrected=corrected
-        )
+        given = cells, rows, position[rows], name, seed
+        least = least_cells(settings.radius_level)
+        result = anchored_slice(*given, least, reflection=reflection, corrected=corrected)
         at = result.position
         if settings.estimator == "sample" and corrected:
             at = sampled(result, known[rows], seed + number)
@@ -189,11 +191,15 @@ def anchored_slice(
     estimate: Float64[np.ndarray, "N 3"],
     name: str,
     seed: int,
+    least_judged: int,
     *,
     reflection: bool,
     corrected: bool = True,
 ) -> AnchoredSlice:
-    """Predict the positions of one slice by those that are known; or move them into the frame."""
+    """Predict the positions of one slice by those that are known; or move them into the frame.
+
+    At least so many anchors are left out in turn, of as many as there are.
+    """
     assert cells.anchors is not None
     known = np.isfinite(cells.anchors[rows]).all(1)
     at = cells.anchors[rows[known]]
@@ -218,7 +224,10 @@ def anchored_slice(
     features = features_of(cells, rows, estimate[:, :dims])
     # By how much an anchor would be expected elsewhere in a frame that it does not fix itself.
     moved = prior[known] - left_out[:, :dims]
-    result = AnchorRegression(features, prior, known, at[:, :dims], moved, seed).result()
+    regression = AnchorRegression(
+        *(features, prior, known, at[:, :dims], moved, seed), judged=max(JUDGED, least_judged)
+    )
+    result = regression.result()
     z = np.full((len(rows), cells.dims - dims), at[0, 2])
     return result._replace(
         position=np.hstack([result.position, z]), std=np.hstack([result.std, 0 * z])
@@ -233,12 +242,20 @@ def left_out_prior(
     *,
     reflection: bool,
 ) -> Float64[np.ndarray, "M 3"]:
-    """Bring each anchor's estimate into the frame of the others; one of many changes nothing."""
+    """Bring each anchor's estimate into the frame of the others; one of many changes nothing.
+
+    Others that fix no frame by themselves, or are expected on one point, leave the whole one.
+    """
     moved = fit.apply(estimate)
     if not dims < len(at) <= FRAME_ANCHORS:
         return moved
     for row in range(len(at)):
         others = np.flatnonzero(np.arange(len(at)) != row)
+        extent = np.ptp(estimate[others], axis=0).max()
+        if extent <= LEAST_EXTENT * np.ptp(estimate, axis=0).max() or not spans(
+            at[others], 3 if dims == 3 and reflection else 2
+        ):
+            continue
         moved[row] = fitted(
             estimate[others],
             KnownPositions(others, at[others]),

@@ -25,9 +25,10 @@ from alphastomics.generation.known_cells import (
     require_shared,
 )
 from alphastomics.generation.labels import UNKNOWN, Labels, predict_labels
-from alphastomics.generation.output import STORE_SUFFIX, new_anndata, read_original, write_cells
+from alphastomics.generation.output import new_anndata, read_original, write_cells
 from alphastomics.generation.training_cells import LEAST_KNOWN
 from alphastomics.io.h5ad import write_anndata
+from alphastomics.io.spatialdata import STORE_SUFFIX
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.tasks import IMPUTE, LABEL
 
@@ -65,7 +66,7 @@ def impute_panel(gathered: Gathered, part: GeneCells, asked: np.ndarray, seed: i
     known, everything = gathered.known, gathered.everything()
     assert everything is not None
     alone = np.zeros(len(asked), dtype=bool)
-    if known is not None:
+    if known is not None and (known.measured.any(0) & part.measured.any(0)).any():
         alone = cells_that_measured(known)[asked] >= SAY_ENOUGH
     if gathered.dissociated is None:
         alone[:] = True

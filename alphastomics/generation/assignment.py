@@ -19,6 +19,8 @@ EXACT_CELLS = 250
 # some are taken evenly, since cells keep a distance; of very many positions fewer are tried.
 NEAREST, REACH = 5, 0.5
 TRIED, MOST_TRIED = 4, 100_000
+# An axis that is so much shorter than the longest is none: the z of a section, for one.
+LEAST_EXTENT = 1e-3
 
 Positions = Float64[np.ndarray, "N D"]
 
@@ -47,14 +49,21 @@ def evenly_of(position: Float64[np.ndarray, "M D"], number: int) -> Positions:
 
 
 def around(available: Float64[np.ndarray, "M D"], number: int, seed: int) -> Positions:
-    """Draw positions in discs, or balls, about those there are, as wide as these are apart."""
+    """Draw positions in discs, or balls, about those there are, as wide as these are apart.
+
+    A planar tissue stays planar, and one on a line stays on it.
+    """
     rng = np.random.default_rng(seed)
+    extent = np.ptp(available, axis=0)
+    varies = extent > LEAST_EXTENT * extent.max()
+    if not varies.any():
+        return np.repeat(available[:1], number, axis=0)
     start = halved_order(available)[evenly(len(available), number)]
     nearest = min(NEAREST, len(available) - 1)
     distance = cKDTree(available).query(available, k=[nearest + 1])[0][start]
-    direction = rng.normal(size=(number, available.shape[1]))
+    direction = rng.normal(size=(number, available.shape[1])) * varies
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    radius = rng.random((number, 1)) ** (1 / available.shape[1])
+    radius = rng.random((number, 1)) ** (1 / varies.sum())
     return available[start] + REACH * distance * radius * direction
 
 

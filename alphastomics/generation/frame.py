@@ -309,6 +309,14 @@ def require_a_frame(
         )
 
 
+def spans(position: Float64[np.ndarray, "M 3"], axes: int) -> bool:
+    """Say whether positions extend along so many axes."""
+    extent = np.linalg.svd(position - position.mean(0), compute_uv=False)
+    if len(extent) < axes or extent[0] <= ROUNDING * np.abs(position).max():
+        return False
+    return bool(extent[axes - 1] > LEAST_EXTENT * extent[0])
+
+
 def fitted(
     moving: Float64[np.ndarray, "M 3"],
     known: KnownPositions,

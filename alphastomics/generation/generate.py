@@ -22,13 +22,7 @@ from alphastomics.config import Mode, SamplingConfig
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.sample import State
 from alphastomics.errors import InputError
-from alphastomics.generation.cells import (
-    InputCells,
-    in_unit,
-    joined_slices,
-    labels_of,
-    unit_of,
-)
+from alphastomics.generation.cells import InputCells, joined_slices, labels_of
 from alphastomics.generation.chunks import ChunkPlan, Seam, report_seams
 from alphastomics.generation.intervals import ExpressionIntervals
 from alphastomics.generation.radii import Radii
@@ -40,6 +34,7 @@ from alphastomics.generation.slices import (
     std_of_genes,
 )
 from alphastomics.generation.training_cells import ContextPrediction, predict_from_context
+from alphastomics.generation.units import in_given_unit, scaling_of_generated
 from alphastomics.geometry import moved_onto
 from alphastomics.io.progress import Advance, track
 from alphastomics.preprocessing.query_fit import DEFAULT_NORMALIZATION
@@ -142,7 +137,9 @@ def generate(
     report_seams(seams, mode)
     result = arrays.generated_cells(tuple(seams))
     if task.generates_expression:
-        result = with_unit(result, module, samplers, cells)
+        normalization = module.normalization or DEFAULT_NORMALIZATION
+        scaling = scaling_of_generated(samplers, cells, is_scaled=normalization["scale"])
+        result = replace(result, scaling=scaling, is_logged=normalization["log_normalize"])
     if settings.estimator == "sample":
         result = with_drawn(result, samplers, cells, module.type_names)
     if task.reads_training_cells and settings.estimator == "mean":
@@ -151,40 +148,17 @@ def generate(
     return result
 
 
-def with_unit(
-    generated: "Generated",
-    module: AlphaSTomicsModule,
-    samplers: list[SliceSampler],
-    cells: InputCells,
-) -> "Generated":
-    """Add what expression is standardised by: as the given slice is, or else a training one."""
-    normalization = module.normalization or DEFAULT_NORMALIZATION
-    units = [unit for sampler in samplers for unit in sampler.scaling()]
-    of_style = Scaling(*map(np.stack, zip(*units, strict=True))) if units else None
-    known = cells.scaling is not None and cells.position is not None
-    scaling = cells.scaling if known else of_style
-    return replace(generated, scaling=scaling, is_logged=bool(normalization["log_normalize"]))
-
-
 def with_drawn(
     generated: "Generated", samplers: list[SliceSampler], cells: InputCells, types: list[str]
 ) -> "Generated":
     """Add counts and cell types that a sample stands for; given cells keep their own unit."""
-    units = [unit for sampler in samplers for unit in sampler.scaling()]
-    if not units:
+    expression = in_given_unit(generated.expression, generated.scaling, samplers, cells)
+    if expression is None:
         return generated
     counts = joined_slices([sampler.counts for sampler in samplers], cells)
     numbers = joined_slices([sampler.types for sampler in samplers], cells)
     named = labels_of(numbers, types) if types and numbers is not None else None
-    if generated.scaling is cells.scaling:
-        of_style = Scaling(*map(np.stack, zip(*units, strict=True)))
-        drawn = replace(cells, expression=generated.expression, scaling=of_style)
-        expression = np.empty_like(generated.expression)
-        for number in range(len(cells.slice_names)):
-            rows = cells.rows_of(number)
-            expression[rows] = in_unit(drawn, rows, unit_of(cells, number))
-        generated = replace(generated, expression=expression)
-    return replace(generated, counts=counts, cell_type=named)
+    return replace(generated, expression=expression, counts=counts, cell_type=named)
 
 
 def with_context(generated: "Generated", context: ContextPrediction) -> "Generated":

@@ -1,6 +1,7 @@
 """Writing what was generated: a copy of the input's AnnData, a store, or tensors; never half."""
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from alphastomics.generation.radii import RADIUS_KEY
 from alphastomics.io.files import write_bytes
 from alphastomics.io.h5ad import require_storable
 from alphastomics.io.h5ad import write_anndata as write_file
-from alphastomics.io.spatialdata import write_spatialdata
+from alphastomics.io.spatialdata import STORE_SUFFIX, write_spatialdata
 from alphastomics.io.vitessce import write_view
 from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.preprocessing.formats.registry import opened_source
 from alphastomics.preprocessing.normalize import log_normalized
 from alphastomics.tasks import EXPR_TO_POS, TASKS
+
+logger = logging.getLogger(__name__)
 
 POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY, RATE_KEY = (
     "spatial_pred",
@@ -37,7 +40,6 @@ POSITION_KEY, STD_KEY, LAYER_KEY, LAYER_STD_KEY, COUNTS_KEY, RATE_KEY = (
 )
 INTERVAL_KEYS = ("generated_low", "generated_high")
 ANCHOR_KEY = "position_is_anchor"
-STORE_SUFFIX = ".zarr"
 # Columns of obs by which a view can colour cells.
 VIEW_COLUMNS = ("cell_type_pred", "cell_type", "slice_id")
 
@@ -203,8 +205,10 @@ def std_note(generated: Generated) -> str | None:
         return f"{STD_KEY} is {'NaN' if unknown else 'not calibrated'}: {radii.lacking}"
     if radii is not None and radii.by_section:
         return OF_A_SECTION
-    if radii is None or radii.anchored is None or np.isnan(radii.radius).any():
+    if radii is None or radii.anchored is None:
         return UNCALIBRATED
+    if np.isnan(radii.radius).any():
+        return f"in slices without a radius {UNCALIBRATED}"
     return None
 
 
@@ -252,9 +256,14 @@ def put_counts(data: Any, generated: Generated, cells: InputCells) -> None:
     """
     if generated.counts is None:
         values = in_own_unit(generated, cells)
-        if values is not None:
-            data.X = values.astype(np.float32)
-            data.layers["normalized"] = data.X.copy()
+        if values is None:
+            logger.warning(
+                "X of the new cells is standardised expression: nobody knows its unit, since the "
+                "model was trained with expression.space: genes"
+            )
+            return
+        data.X = values.astype(np.float32)
+        data.layers["normalized"] = data.X.copy()
         return
     counts = generated.counts.astype(np.float32)
     data.X = counts

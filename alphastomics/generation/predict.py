@@ -236,7 +236,7 @@ def available_positions(
     if len(at) < OUTLINE_ANCHORS:
         logger.warning(
             "slice %s: %d anchors show outline and density of a tissue roughly: assigned positions "
-            "lie between them",
+            "lie around them",
             *(name, len(at)),
         )
     # The anchors' own positions are taken.

@@ -1,6 +1,7 @@
 """The regression on anchors: what it adds to the model's estimate, and how sure it is."""
 
 import numpy as np
+import pytest
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import Ridge
 
@@ -14,6 +15,8 @@ from alphastomics.generation.anchor_regression import (
     folds_of,
     weights_of,
 )
+from alphastomics.generation.anchors import left_out_prior
+from alphastomics.generation.frame import KnownPositions, fitted
 from alphastomics.generation.robust_shift import RobustShift, robust_loss
 
 
@@ -123,3 +126,31 @@ def test_a_shift_is_the_minimum_of_the_loss_over_anchors_that_share_leaves():
         at = np.abs(grid - shift).argmin()
         near = total[max(at - 40, 0) : at + 41]
         assert total[at] < near.min() + 1e-2 * np.ptp(total)
+
+
+def test_the_best_correction_does_not_depend_on_the_origin():
+    generator = np.random.default_rng(6)
+    true = generator.standard_normal((60, 2))
+    left_out = {
+        Correction(amount, 0.0, 0.05): true + (1 - amount) * generator.standard_normal((60, 2))
+        for amount in (0.0, 0.5, 1.0)
+    }
+    far = {each: position + 1e10 for each, position in left_out.items()}
+    assert best_of(far, true + 1e10) == best_of(left_out, true)
+
+
+@pytest.mark.parametrize("kind", ["expected on one point", "on a line"])
+def test_an_anchor_without_which_there_is_no_frame_is_left_in_it(kind):
+    generator = np.random.default_rng(9)
+    true, estimate = generator.normal(size=(2, 8, 3)) * [1, 1, 0]
+    rows, where = np.arange(8), {"dims": 2, "scale": True, "reflection": True, "where": "here"}
+    at, expected = true[rows].copy(), estimate[rows].copy()
+    if kind == "on a line":
+        at[:7, 1] = 3.0
+    else:
+        expected[:7] = expected[0] + 1e-15
+    fit = fitted(expected, KnownPositions(rows, at), **where)
+    left_out = left_out_prior(expected, at, fit, 2, reflection=True)
+    np.testing.assert_array_equal(left_out[7], fit.apply(expected)[7])
+    assert np.isfinite(left_out).all()
+    assert (left_out[0] != fit.apply(expected)[0]).any()

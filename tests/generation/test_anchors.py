@@ -169,7 +169,7 @@ def test_anchors_that_leave_the_tissue_free_are_refused(tissue, rows, words):
     anchors[: len(rows)] = np.outer(rows, [1.1, 2.3, 0.0])
     with pytest.raises(InputError, match=r"anchors: slice generated_0: .*") as refusal:
         anchored_slice(
-            replace(cells, anchors=anchors), np.arange(CELLS), estimate, "generated_0", 0,
+            replace(cells, anchors=anchors), np.arange(CELLS), estimate, "generated_0", 0, 9,
             reflection=True,
         )  # fmt: skip
     assert words in str(refusal.value)
@@ -375,6 +375,19 @@ def test_an_anchor_that_is_left_out_does_not_fix_its_own_frame(tissue):
     others = rows[rows != 3]
     naive = fitted(estimate[others], KnownPositions(others, true[others]), **where)
     np.testing.assert_allclose(left[0][3], naive.apply(estimate[3:4])[0])
+
+
+def test_high_levels_are_calibrated_by_as_many_anchors_as_they_need(tissue, caplog):
+    from alphastomics.generation import anchor_regression
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
+        patch.setattr("alphastomics.generation.anchors.JUDGED", 50)
+        patch.setattr(anchor_regression, "OTHER_CELLS", 100)
+        settings = SamplingConfig(radius_level=0.99)
+        result, known = anchored(tissue, 400, settings=settings)
+    assert result.radii is not None
+    assert np.isfinite(result.radii.radius[~known]).all()
+    assert "99 % of the cells are calibrated" in caplog.text
 
 
 def test_a_query_of_anchors_alone_has_nothing_to_predict(tissue):

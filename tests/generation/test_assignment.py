@@ -67,6 +67,16 @@ def test_new_positions_are_as_dense_everywhere_as_those_that_are_there(rng, numb
         assert (made[:, axis] < end).mean() == pytest.approx(there, abs=0.05)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_planar_tissue_stays_planar_when_it_is_filled_up(rng, axis):
+    plane = np.insert(rng.uniform(size=(60, 2)), axis, 500.0, axis=1)
+    made = as_many(plane, 300, 0)
+    np.testing.assert_array_equal(made[:, axis], 500.0)
+    flat = as_many(np.delete(plane, axis, axis=1), 300, 0)
+    assert np.ptp(made, axis=0).max() == pytest.approx(np.ptp(flat, axis=0).max(), abs=0.2)
+    np.testing.assert_array_equal(as_many(plane[:1], 3, 0), plane[[0, 0, 0]])
+
+
 def test_few_of_many_positions_are_taken_evenly():
     line = np.stack([np.arange(100.0), np.zeros(100)], 1)
     assert sorted(as_many(line, 10, 0)[:, 0]) == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
