@@ -129,7 +129,7 @@ class AlphaSTomics(AnnotatingVerbs):
         self.config = self._asked = updated(settings, keywords)
         parts = with_files_read(parts, self.config)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
-        self._setups = {name: setup_for(part, self.config) for name, part in self._data.items()}
+        self._setups = {n: setup_for(part, self.config, n) for n, part in self._data.items()}
         self._dims = self._common_dims()
         self._model: TrainedModel | None = None
         self.history = self.logged = pd.DataFrame()
@@ -174,12 +174,14 @@ class AlphaSTomics(AnnotatingVerbs):
 
     def _common_dims(self) -> int:
         """Check every AnnData, and that all slices are 2D, or all 3D."""
-        dims_of = {}
+        dims_of, extents = {}, []
         for name, data in self._data.items():
             setup = self._setups[name]
             check(data, setup, name)
             if setup.position_key is not None:
-                dims_of[name] = positions(data, setup.position_key, name).shape[1]
+                position = positions(data, setup.position_key, name)
+                dims_of[name] = position.shape[1]
+                extents += [position[:, 2]] if position.shape[1] == 3 else []
         if not dims_of:
             name, data = next(iter(self._data.items()))
             there = ", ".join(map(str, data.obsm)) or "none"
@@ -191,6 +193,12 @@ class AlphaSTomics(AnnotatingVerbs):
             )
         if len(set(dims_of.values())) > 1:
             raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
+        asked = "position_is_3d" in self.config.data.preprocessing.model_fields_set
+        if extents and not asked and np.ptp(np.concatenate(extents)) == 0:
+            raise InputError(
+                f"adata: z is {extents[0][0]:g} for every cell, which is no third dimension: keep "
+                "two columns of obsm, or set position_is_3d=True if all slices share a frame"
+            )
         return next(iter(dims_of.values()))
 
     def train(

@@ -69,12 +69,25 @@ def with_files_read(parts: Mapping[str, Any], config: Config) -> dict[str, Any]:
     for name in ("table", "pixel_size"):
         if not paths and getattr(options, name) is not None:
             logger.warning("%s: counts with the path of a file or folder: not used", name)
+    objects = [name for name, part in parts.items() if not isinstance(part, str | Path)]
+    if paths and objects and options.pixel_size is not None:
+        raise InputError(
+            f"pixel_size: converts files, and not {objects[0]}, which is an AnnData: give all by "
+            "their paths, or convert obsm['spatial'] yourself"
+        )
     check_flags(paths, options)
-    require_one_unit(paths, options)
-    return {
+    read = {
         name: read_cells_of(Path(part), config) if isinstance(part, str | Path) else part
         for name, part in parts.items()
     }
+    key = config.data.preprocessing.position_key
+    located = [
+        Path(part)
+        for name, part in parts.items()
+        if name not in objects and may_be_positions(list(read[name].obsm), key)
+    ]
+    require_one_unit(located, options)
+    return read
 
 
 def read_cells_of(path: Path, config: Config) -> AnnData:
@@ -83,11 +96,16 @@ def read_cells_of(path: Path, config: Config) -> AnnData:
     options = SourceOptions.of(reading)
     with in_subprocess(path, options) as source:
         say_notes(path, source)
+        source.verify()
         cells: AnnData = source.to_anndata()
         keys = {reading.position_key, *USUAL_POSITION_KEYS} & set(source.position_keys)
-        for key in keys if options.pixel_size is not None else ():
-            # The AnnData has them as stored.
-            cells.obsm[key] = source.positions(key).rows(0, source.num_cells, partial=True)
+        for key in sorted(keys):
+            # The AnnData has them as stored: in pixels, or as columns of obs.
+            if options.pixel_size is not None or key not in cells.obsm:
+                cells.obsm[key] = source.positions(key).rows(0, source.num_cells, partial=True)
+        for column in source.slice_keys:  # regions of a store
+            if SLICE_KEY not in cells.obs and cells.obs[column].nunique() > 1:
+                cells.obs[SLICE_KEY] = cells.obs[column].astype(str).to_numpy()
     return cells
 
 
@@ -176,7 +194,7 @@ def from_plain(values: Any, where: str) -> Setup:
     return Setup(**{name: None if (v := values.get(name)) is None else str(v) for name in names})
 
 
-def setup_for(adata: AnnData, config: Config) -> Setup:
+def setup_for(adata: AnnData, config: Config, name: str) -> Setup:
     """Return the registered choices, or those of the settings."""
     options = config.data.preprocessing
     setup = registered(adata)
@@ -185,6 +203,12 @@ def setup_for(adata: AnnData, config: Config) -> Setup:
         key = usual_position_key(keys, options)
         types: str | None = options.cell_type_key
         is_slice = may_be_positions(keys, key)
+        if not is_slice and {"x", "y"} <= set(adata.obs):  # as the commands do
+            raise InputError(
+                f"{name}: obs['x'] and obs['y'] may be coordinates, and obsm has none (keys: "
+                f"{', '.join(keys) or 'none'}): put them into obsm['spatial'], or drop the columns "
+                "if these are dissociated cells"
+            )
         if not is_slice and types not in adata.obs:  # as the commands do
             types = None
         setup = Setup(key if is_slice else None, types, None, usual_layer(adata, options))

@@ -219,11 +219,11 @@ def test(call: Call) -> str:
 
 def require_free_outputs(arguments: Any) -> None:
     """Refuse to replace the file that was named, or a page beside it, without --overwrite."""
-    from alphastomics.report.commands import page_beside
+    from alphastomics.report.commands import pages_beside
 
     if arguments.output is None or arguments.overwrite:
         return
-    pages = [] if arguments.no_report else [page_beside(arguments.output)]
+    pages = [] if arguments.no_report else pages_beside(arguments.output, arguments.input_data)
     for path in (arguments.output, *pages):
         if path.exists():
             raise InputError(f"{path}: exists; add --overwrite, or name another --output")

@@ -29,7 +29,6 @@ from alphastomics.generation.generate import (
 from alphastomics.generation.left_out import read_errors
 from alphastomics.generation.notices import is_processed, sample_notices
 from alphastomics.generation.output import (
-    STORE_SUFFIX,
     UNCALIBRATED,
     read_original,
     write_generated,
@@ -45,7 +44,7 @@ from alphastomics.generation.sources import (
 )
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_output, write_text
-from alphastomics.io.spatialdata import require_store
+from alphastomics.io.spatialdata import STORE_SUFFIX, require_store
 from alphastomics.io.vitessce import view_path
 from alphastomics.preprocessing.owned import require_not_read
 from alphastomics.preprocessing.query_fit import check_empty_cells

@@ -1,5 +1,6 @@
 """Cells of a query whose positions are known: a file, a column or a table enters, anchors leave."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,24 @@ from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import are_row_numbers, read_landmarks, require_names
 
+logger = logging.getLogger(__name__)
+
 COLUMNS = ("x", "y", "z")
 
 
-def anchors_of_csv(cells: InputCells, path: Path) -> InputCells:
-    """Take known positions from a CSV of cell name, x, y and, in space, z."""
+def anchors_of_csv(cells: InputCells, path: Path, pixel_size: float | None) -> InputCells:
+    """Take known positions from a CSV of cell name, x, y and, in space, z.
+
+    As those of other files, x and y are in pixels where the size of one is given.
+    """
     landmarks = read_landmarks(path, "anchor")
-    return anchors_by_name(cells, landmarks.positions, landmarks.dims, str(path))
+    positions = landmarks.positions
+    if pixel_size is not None:
+        logger.info("%s: x and y are converted from pixels of %.6g µm", path, pixel_size)
+        positions = {
+            name: (x * pixel_size, y * pixel_size, *z) for name, (x, y, *z) in positions.items()
+        }
+    return anchors_by_name(cells, positions, landmarks.dims, str(path))
 
 
 def anchors_of_cells(cells: InputCells, known: InputCells, source: str) -> InputCells:

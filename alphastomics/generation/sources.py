@@ -89,7 +89,8 @@ def with_known(cells: InputCells, anchors: str, mode: Mode, around: Surroundings
             raise InputError(f"--anchors {anchors}: no such file")
         return Known(anchors_of_column(cells, original.obs, anchors))
     if path.suffix == ".csv" and TASKS[mode] is EXPR_TO_POS:
-        return Known(anchors_of_csv(cells, path))
+        size = around.config.data.preprocessing.pixel_size
+        return Known(anchors_of_csv(cells, path, size))
     known = read_cells(path, around.module, around.genes, around.config, "test")
     if around.config.sampling.estimator == "sample" and TASKS[mode] is not EXPR_TO_POS:
         logger.warning("--anchors: samples of expression do not see them: not used")
@@ -115,7 +116,7 @@ def require_assignable(settings: SamplingConfig) -> None:
     """Refuse an assignment that is scored without anchors or a section."""
     if settings.estimator == "assigned":
         raise InputError(
-            "--estimator assigned: puts cells onto the positions of a section, or between anchors: "
+            "--estimator assigned: puts cells onto the positions of a section, or around anchors: "
             "name them with --anchors, or choose --estimator mean"
         )
 

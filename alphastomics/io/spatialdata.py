@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from anndata import AnnData
 
+STORE_SUFFIX = ".zarr"
 TABLE = "table"
 # Columns of obs: which element of shapes a cell is in, and its number there.
 REGION_KEY, INSTANCE_KEY = "shapes_region", "shapes_instance"

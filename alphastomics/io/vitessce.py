@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from alphastomics.io.files import write_text
-from alphastomics.io.spatialdata import TABLE
+from alphastomics.io.spatialdata import STORE_SUFFIX, TABLE
 
 SCHEMA_VERSION = "1.0.16"
 SERVER = "http://localhost:8000"
@@ -20,8 +20,10 @@ VIEW = "Positions"
 
 
 def view_path(store: Path) -> Path:
-    """Name the view after its store, or after a page."""
-    return store.with_suffix(".vitessce.json")
+    """Name the view after its store; that of a page keeps the page's ending, to tell them apart."""
+    if store.suffix == STORE_SUFFIX:
+        return store.with_suffix(".vitessce.json")
+    return store.with_name(f"{store.name}.vitessce.json")
 
 
 def write_view(store: Path, position_key: str, columns: Sequence[str]) -> None:

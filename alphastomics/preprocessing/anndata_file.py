@@ -4,6 +4,7 @@ Read with h5py (or zarr) alone and row by row, so that memory is bounded by the 
 that is used to address memory is checked first: a damaged file ends in one line, never in a crash.
 """
 
+import csv
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from alphastomics.io.files import require_file
 
 # What h5py, zarr and numpy raise on damaged content; each is the file's fault here.
 READ_ERRORS = (
+    csv.Error,
     OSError,
     LookupError,
     ValueError,

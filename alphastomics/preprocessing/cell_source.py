@@ -102,8 +102,8 @@ class CellSource(ABC):
     warnings: tuple[str, ...] = ()
     has_log1p = False
     """Whether the input says that a logarithm was taken."""
-    is_generated = False
-    """Whether `alphastomics sample` wrote the input."""
+    generated_mode: str | None = None
+    """The mode in which `alphastomics sample` wrote the input; None where it did not."""
     slice_keys: tuple[str, ...] = ()
     """Columns of obs that name slices, beside the documented one."""
 

@@ -64,7 +64,8 @@ def write_chunk(task: ChunkTask) -> dict[str, Any]:
         return marker
     inspection = task.inspection
     with opened_source(inspection.path, inspection.options) as source:
-        reader = CellReader(source, inspection.name, tuple(inspection.slices))
+        slices = tuple(inspection.slices)
+        reader = CellReader(source, inspection.name, slices, has_positions=inspection.has_positions)
         counts = _read_counts(task, reader)
         cells = reader.read(task.form, task.start, task.stop, counts)
     runs = _runs(task, cells.slice_id)

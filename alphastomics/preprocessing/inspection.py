@@ -24,7 +24,6 @@ from alphastomics.preprocessing.formats.registry import (
     format_of,
     is_input,
     is_unsearched,
-    require_one_unit,
 )
 from alphastomics.preprocessing.parts import rows_that_fit
 from alphastomics.preprocessing.reader import OBS_ROWS, CellReader
@@ -128,7 +127,6 @@ def find_inputs(folder: Path, options: SourceOptions) -> dict[str, Path]:
         raise _nothing_in(folder, options)
     _say_what_is_left_out(left_out)
     check_flags(list(inputs.values()), options)
-    require_one_unit(list(inputs.values()), options)
     for name in (folder.resolve().name, *inputs):
         require_text_name(Path(name))
     return dict(sorted(inputs.items()))
@@ -231,7 +229,8 @@ def slice_name(name: str) -> str:
 
 def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
     """Look at one open input and check everything but the values of X."""
-    reader = CellReader(source, slice_name(task.name))
+    has_positions = not source.is_dissociated(task.position_key)
+    reader = CellReader(source, slice_name(task.name), has_positions=has_positions)
     cells, genes = reader.num_cells, list(reader.genes)
     if cells == 0 or not genes:
         raise InputError(
@@ -239,7 +238,6 @@ def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
             "from the folder"
         )
     expression = reader.expression
-    has_positions = not source.is_dissociated(task.position_key)
     if has_positions:
         _check_positions(task, source.positions(task.position_key))
     source.verify()
@@ -257,7 +255,7 @@ def inspect_file(task: InspectionTask, source: CellSource) -> Inspection:
         cell_types=None if types is None else list(types),
         samples=_samples(reader),
         obs_columns=reader.obs.columns,
-        is_generated=source.is_generated,
+        is_generated=source.generated_mode is not None,
         has_positions=has_positions,
         position_keys=source.position_keys,
         options=task.options,

@@ -83,10 +83,9 @@ def opened_query(
     trained = normalization or DEFAULT_NORMALIZATION
     with in_subprocess(path, SourceOptions.of(options)) as source:
         say_notes(path, source)
-        reader = CellReader(source, slice_name(path.name))
-        require_enough(reader.num_cells, path)
-        alignment = align(reader.genes, genes, path)
         key = usual_position_key(source.position_keys, options)
+        reader = checked_reader(source, path, key)
+        alignment = align(reader.genes, genes, path)
         positions = reader.positions(key)
         if positions is None and options.pixel_size is not None:
             logger.warning("%s: has no positions: --pixel_size is not used for it", path)
@@ -113,6 +112,15 @@ def opened_query(
         form = CellForm(alignment, bool(normalize), key, options.cell_type_key, types, partial)
         dims = 0 if positions is None else positions.columns
         yield Query(reader, form, measured, bool(trained["scale"]), dims)
+
+
+def checked_reader(source: CellSource, path: Path, position_key: str) -> CellReader:
+    """Return a reader of cells whose files agree, and which are enough."""
+    source.verify()
+    is_slice = not source.is_dissociated(position_key)
+    reader = CellReader(source, slice_name(path.name), has_positions=is_slice)
+    require_enough(reader.num_cells, path)
+    return reader
 
 
 def say_notes(path: Path, source: CellSource) -> None:

@@ -61,16 +61,23 @@ class CellReader:
         What its slice is called where `obs` names none.
     slices
         Names of its slices, where they are known from an inspection.
+    has_positions
+        Whether its cells have coordinates: the usual columns name slices of those alone.
     """
 
     def __init__(
-        self, source: CellSource, name: str, slices: tuple[str, ...] | None = None
+        self,
+        source: CellSource,
+        name: str,
+        slices: tuple[str, ...] | None = None,
+        *,
+        has_positions: bool,
     ) -> None:
         self.source, self.path, self.name = source, source.path, name
         self.obs, self.num_cells, self.genes = source.obs, source.num_cells, source.genes
         remedy = "make them unique (adata.var_names_make_unique()) or add them up"
         require_unique(self.genes, f"{self.path}: var_names", remedy)
-        self._slices = slices
+        self._slices, self._has_positions = slices, has_positions
         self._latest: tuple[tuple[int, int], csr_array] | None = None
 
     @cached_property
@@ -90,7 +97,7 @@ class CellReader:
         """
         if SLICE_KEY in self.obs.columns:
             return SLICE_KEY
-        usual = USUAL_SLICE_KEYS if self.source.position_keys else ()
+        usual = USUAL_SLICE_KEYS if self._has_positions else ()
         for key in (*self.source.slice_keys, *usual):
             if len(self.names_that_occur(key) or ()) > 1:
                 return key

@@ -28,6 +28,7 @@ from alphastomics.preprocessing.dissociated import (
     say_what_they_teach,
     slices_first,
 )
+from alphastomics.preprocessing.formats.registry import require_one_unit
 from alphastomics.preprocessing.inspection import (
     Inspection,
     InspectionTask,
@@ -170,6 +171,8 @@ def _look(
     with track("stage 1, inspection", len(tasks), "files") as advance:
         inspections = pool.run(inspected_in_subprocess, tasks, lambda _: advance(1))
     say_what_was_read(inspections)
+    located = [inspection.path for inspection in inspections if inspection.has_positions]
+    require_one_unit(located, SourceOptions.of(options))
     _check_cell_types(options, inspections)
     _point_out_generated(inspections)
     inspections = slices_first(inspections)

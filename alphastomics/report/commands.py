@@ -31,6 +31,7 @@ from alphastomics.generation.sources import Surroundings, given_positions, read_
 from alphastomics.generation.training_cells import cells_for_baselines, training_cells
 from alphastomics.io.files import require_file, require_output, write_text
 from alphastomics.io.vitessce import view_path
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.report.collect import collect_findings, generate_for_page
 from alphastomics.report.curves import read_curves
 from alphastomics.report.findings import Scores
@@ -117,7 +118,7 @@ def write_report(config: Config, *, checkpoint: Path, request: ReportRequest, ta
 
 def write_page(config: Config, *, checkpoint: Path, request: ReportRequest, target: Path) -> None:
     """Generate, score where nobody has, and write the page; virtual sections are shown alone."""
-    virtual = read_virtual(request.input_data)
+    virtual = read_virtual(request.input_data, SourceOptions.of(config.data.preprocessing))
     if virtual is not None:
         require_genes(request.genes, list(virtual.var_names))
         findings = virtual_findings(request.input_data, virtual, request.unit)
@@ -165,9 +166,9 @@ def write_page(config: Config, *, checkpoint: Path, request: ReportRequest, targ
     )
     if is_processed(request.input_data):
         logger.info("%s", NO_COLUMNS)
-    findings = replace(
-        findings, unit=request.unit, columns=obs_columns(request.input_data, len(cells.names))
-    )
+    options = SourceOptions.of(config.data.preprocessing)
+    columns = obs_columns(request.input_data, len(cells.names), options)
+    findings = replace(findings, unit=request.unit, columns=columns)
     write_text(target, render(page_data(findings, seed, request.genes, MOST_POINTS)))
     logger.info("report: %s", target)
 
@@ -212,6 +213,12 @@ def page_beside(scores: Path) -> Path:
     """Name the page after the file of the scores, which it must not replace."""
     page = scores.with_suffix(".html")
     return scores.with_name(f"{scores.stem}.report.html") if page == scores else page
+
+
+def pages_beside(scores: Path, input_data: Path | None) -> list[Path]:
+    """Name what a report of a test writes: the page, and the view of a store."""
+    page = page_beside(scores)
+    return [page, view_path(page)] if input_data is not None and is_store(input_data) else [page]
 
 
 def read_scores(path: Path) -> Scores:

@@ -6,7 +6,7 @@ Cells that were made have no truth to be compared with: the page shows them, in 
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,11 @@ from scipy.sparse import issparse
 
 from alphastomics.errors import InputError
 from alphastomics.generation.cells import InputCells
+from alphastomics.generation.notices import is_processed
 from alphastomics.generation.virtual_sections import MODE
-from alphastomics.preprocessing.anndata_file import SUFFIXES, read_whole
+from alphastomics.preprocessing.anndata_file import SUFFIXES
+from alphastomics.preprocessing.cell_source import SourceOptions
+from alphastomics.preprocessing.subprocess_reader import in_subprocess
 from alphastomics.report.findings import Findings
 
 if TYPE_CHECKING:
@@ -26,22 +29,12 @@ WHY = "the cells were made: there is no truth to compare with"
 PARTS = ("predicted_position", "predicted", "path", "new", "scores", "curves", "inside", "std")
 
 
-def read_virtual(path: Path) -> "AnnData | None":
-    """Read a file if it holds virtual sections."""
-    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+def read_virtual(path: Path, options: SourceOptions) -> "AnnData | None":
+    """Read a file or a store if it holds virtual sections."""
+    if path.suffix.lower() not in SUFFIXES or not path.exists() or is_processed(path):
         return None
-    import h5py
-
-    if not h5py.is_hdf5(path):
-        return None
-    try:
-        with h5py.File(path, "r", locking="best-effort") as file:
-            mode: Any = file.get("uns/alphastomics/mode")
-            if mode is None or mode[()] != MODE.encode():
-                return None
-    except OSError:  # damaged: said by the reader of cells, as for any other file
-        return None
-    return read_whole(path)
+    with in_subprocess(path, options) as source:
+        return source.to_anndata() if source.generated_mode == MODE else None
 
 
 def sections_by_z(

@@ -79,12 +79,12 @@ def error_by_group(
     return sorted(medians, key=lambda group: -group["error"])
 
 
-def obs_columns(path: Path, num_cells: int) -> list[ObsColumn]:
+def obs_columns(path: Path, num_cells: int, options: SourceOptions) -> list[ObsColumn]:
     """Read the columns of `obs` that can be colours: a few names, or numbers."""
     if path.suffix not in SUFFIXES:
         return []
     columns: list[ObsColumn] = []
-    with in_subprocess(path, SourceOptions()) as source:
+    with in_subprocess(path, options) as source:
         obs = source.obs
         if not isinstance(obs, Frame):
             return []

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from alphastomics.config import PreprocessingConfig
-from alphastomics.generation.output import POSITION_KEY, STORE_SUFFIX, VIEW_COLUMNS
+from alphastomics.generation.output import POSITION_KEY, VIEW_COLUMNS
+from alphastomics.io.spatialdata import STORE_SUFFIX
 from alphastomics.io.vitessce import SERVER, view_configuration, view_path, write_configuration
 from alphastomics.preprocessing.cell_source import SourceOptions, usual_position_key
 from alphastomics.preprocessing.subprocess_reader import in_subprocess

@@ -59,7 +59,7 @@ def split_of(
         processed = Path(scratch) / "model" / "processed"
         metadata = DataFolder(processed).metadata()
         known = read_processed(processed, metadata.genes, "train")
-        setup = setup_for(test[0], model.config)
+        setup = setup_for(test[0], model.config, "test")
         options = options_for(model.config.data.preprocessing, [setup], model._dims)
         data = model.config.data.model_copy(update={"preprocessing": options})
         query = Path(scratch) / "query.h5ad"

@@ -89,7 +89,7 @@ def test_evaluate_scores_by_anchors_what_test_scores(model, slices, known, tmp_p
 def test_evaluate_refuses_anchors_without_cells_and_assignments_without_anchors(model, slices):
     with pytest.raises(InputError, match="give adata, too"):
         model.evaluate(anchors="known")
-    with pytest.raises(InputError, match="between anchors: name them with anchors="):
+    with pytest.raises(InputError, match="around anchors: name them with anchors="):
         model.evaluate(slices[0], estimator="assigned")
 
 

@@ -123,10 +123,9 @@ def test_the_notebook_has_them_in_micrometres(tmp_path, caplog):
     data = in_pixels()
     path = write(tmp_path / "in", one=data) / "one.h5ad"
     config = updated(None, {"pixel_size": 0.25})
-    cells = with_files_read({"adata": path, "other": data}, config)
+    cells = with_files_read({"adata": path}, config)
     position = cells["adata"].obsm["spatial"]
     np.testing.assert_allclose(position, data.obsm["spatial"] * 0.25, rtol=1e-12)
-    assert cells["other"] is data
     with pytest.raises(InputError, match=r"--table: .*has no tables"):
         with_files_read({"adata": path}, updated(None, {"table": "nope"}))
     with_files_read({"adata": data}, config)

@@ -8,6 +8,8 @@ import pytest
 
 from alphastomics.config import Config
 from alphastomics.errors import InputError
+from alphastomics.io.spatialdata import write_spatialdata
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.report.commands import ReportRequest, write_report
 from alphastomics.report.generated import read_virtual, virtual_findings
 from alphastomics.report.prepare import page_data
@@ -30,10 +32,17 @@ def virtual(**uns: object) -> anndata.AnnData:
     return data
 
 
-def test_five_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path):
-    path = tmp_path / "virtual.h5ad"
-    virtual().write_h5ad(path)
-    again = read_virtual(path)
+@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
+def test_five_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path, suffix: str):
+    path = tmp_path / f"virtual{suffix}"
+    data = virtual()
+    if suffix == ".h5ad":
+        data.write_h5ad(path)
+    else:
+        names = sorted(data.obs["slice_id"].unique())
+        slice_id = np.searchsorted(names, data.obs["slice_id"])
+        write_spatialdata(path, data, data.obsm["spatial"], slice_id, names)
+    again = read_virtual(path, SourceOptions())
     findings = virtual_findings(path, again, "µm")
     np.testing.assert_array_equal(findings.cells.position[:, 2], np.repeat(SECTIONS_Z, CELLS))
     np.testing.assert_array_equal(findings.cells.expression, again.layers["normalized"])
@@ -61,10 +70,11 @@ def test_five_virtual_sections_are_shown_in_space_without_a_model(tmp_path: Path
 def test_other_files_are_no_virtual_sections(tmp_path: Path):
     path = tmp_path / "cells.h5ad"
     virtual(mode="joint").write_h5ad(path)
-    assert read_virtual(path) is None
+    assert read_virtual(path, SourceOptions()) is None
+    assert read_virtual(tmp_path / "none.h5ad", SourceOptions()) is None
     path.write_text("no HDF5")
-    assert read_virtual(path) is None
-    assert read_virtual(tmp_path / "none.h5ad") is None
+    with pytest.raises(InputError, match="is not an HDF5 file"):
+        read_virtual(path, SourceOptions())
     flat = virtual()
     del flat.obsm["spatial3d"]
     with pytest.raises(InputError, match="spatial3d"):

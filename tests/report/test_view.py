@@ -41,14 +41,14 @@ def test_a_page_about_a_store_has_a_view_of_it_beside_it(home: Path, tmp_path: P
     words = ["report", home / "expr_to_pos", "--input_data", store, "--output", page, *QUICK]
     assert main(list(map(str, words))) == 0
     assert page.is_file()
-    file = file_of(tmp_path / "pages/slice.vitessce.json")
+    file = file_of(tmp_path / "pages/slice.html.vitessce.json")
     # From the folder that holds both, which is the one to serve.
     assert file["url"] == "http://localhost:8000/data/my%20slice.zarr/tables/table"
     assert file["options"]["obsEmbedding"][0]["path"] == "obsm/spatial"
     assert "cell_type" in {group["name"] for group in file["options"]["obsSets"]}
     said = capsys.readouterr().err
     assert f"http-server {tmp_path} " in said
-    assert "url=http://localhost:8000/pages/slice.vitessce.json" in said
+    assert "url=http://localhost:8000/pages/slice.html.vitessce.json" in said
     page.unlink()
     assert main(list(map(str, words))) == 2  # the view is there
 
@@ -61,7 +61,7 @@ def test_a_view_of_a_plain_store_shows_predicted_positions_where_there_are_some(
         store, page = tmp_path / name / "a.zarr", tmp_path / name / "page.html"
         write_store(store, data, "anndata")
         write_view_beside(page, store, PreprocessingConfig())
-        file = file_of(page.with_name("page.vitessce.json"))
+        file = file_of(page.with_name("page.html.vitessce.json"))
         assert file["url"] == "http://localhost:8000/a.zarr"
         assert file["options"]["obsEmbedding"][0]["path"] == f"obsm/{name}"
         assert "obsSets" not in file["options"]

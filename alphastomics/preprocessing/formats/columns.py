@@ -21,6 +21,13 @@ from alphastomics.preprocessing.cell_source import POSITION_KEY, CellSource, Coo
 
 BLOCK_BYTES = 4 << 20  # of a CSV that are parsed at a time; some are read ahead
 SHOWN = 8  # columns in a message
+# Columns of numbers about a cell, as programs write them beside its counts: in lower case.
+NOT_GENES = {
+    *("", "index", "__index_level_0__", "unnamed: 0", "cell", "cell_id", "cellid", "barcode"),
+    *("entityid", "fov", "fov_id", "slide_id", "slide_id_numeric", "x", "y", "z", "center_x"),
+    *("center_y", "x_centroid", "y_centroid", "area", "volume", "cell_area", "nucleus_area"),
+    *("n_counts", "n_genes", "total_counts", "ncount_rna", "nfeature_rna", "n_genes_by_counts"),
+}
 
 
 class TableFile:
@@ -333,9 +340,27 @@ def require_all_rows(
 def lists_columns(folder: Path, patterns: Sequence[str], *columns: str) -> bool:
     """Tell whether a table of a folder has these columns: its name alone may mean another thing."""
     tables = (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
-    return any(
-        table.stat().st_size and set(columns) <= set(TableFile(table).header) for table in tables
-    )
+    return any(set(columns) <= set(header_of(table)) for table in tables)
+
+
+def header_of(table: Path) -> list[str]:
+    """Return the columns of a file that may be a table; none of one that cannot be read as one."""
+    try:
+        return TableFile(table).header if table.stat().st_size else []
+    except InputError:
+        return []
+
+
+def without_other_columns(header: Sequence[str], columns: Sequence[int]) -> list[int]:
+    """Leave out columns of numbers that are known to be no genes."""
+    return [number for number in columns if header[number].strip().lower() not in NOT_GENES]
+
+
+def other_columns_note(header: Sequence[str], columns: Sequence[int]) -> list[str]:
+    """Say which columns of numbers are no genes."""
+    names = [header[n] for n in columns if header[n].strip().lower() in NOT_GENES]
+    shown = ", ".join(name or "one without a name" for name in names)
+    return [f"columns that are no genes are left out: {shown}"] if names else []
 
 
 def only_file(folder: Path, what: str, *patterns: str) -> Path:

@@ -20,14 +20,16 @@ from alphastomics.preprocessing.formats.columns import (
     PlainSource,
     TableFile,
     only_file,
+    other_columns_note,
     read_coordinates,
     require_names,
+    without_other_columns,
 )
 from alphastomics.preprocessing.formats.delimited import TableCounts
 from alphastomics.preprocessing.formats.matching import RowMatch, require_same_cells
 
 COUNTS, METADATA, FOVS = (f"*{kind}_file.csv" for kind in ("exprMat", "metadata", "fov_positions"))
-NOT_GENES = ("cell", "cell_id", "cell_ID", "fov")
+KEYS = ("cell", "cell_id", "cell_ID", "fov")
 CONTROLS = ("negprb", "negative", "systemcontrol", "falsecode")
 UM_PER_MM = 1000.0
 
@@ -91,7 +93,8 @@ def opened_slide(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
     own = _names(pa.RecordBatch.from_arrays(columns, ["fov", "cell"]))
     order = np.flatnonzero(pc.is_valid(own).to_numpy(zero_copy_only=False))
     names = require_names(metadata_path, own.take(pa.array(order)))
-    others = [number for number, name in enumerate(table.header) if name not in NOT_GENES]
+    every = [number for number, name in enumerate(table.header) if name not in KEYS]
+    others = without_other_columns(table.header, every)
     genes = [n for n in others if not table.header[n].lower().startswith(CONTROLS)]
     match = RowMatch(names, _names)
     position = read_coordinates(metadata, *axes)[order] * scale
@@ -106,6 +109,7 @@ def opened_slide(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
         notes=[
             f"{controls} negative and system control probes are left out",
             f"positions are converted from pixels of {scale:.6g} µm",
+            *other_columns_note(table.header, every),
         ],
         check=lambda: require_same_cells(table, keys, match, metadata_path),
     )

@@ -20,6 +20,7 @@ from alphastomics.preprocessing.anndata_file import (
     SUFFIXES,
     Frame,
     Positions,
+    as_text,
     attribute,
     is_group,
     opened,
@@ -57,7 +58,8 @@ class AnnDataSource(CellSource):
             has_uns = "uns" in root and is_group(root["uns"])
             self._uns = set(root["uns"]) if has_uns else set()
             self.has_log1p = "log1p" in self._uns and not self._takes_layer
-            self.is_generated = "uns/alphastomics/mode" in root
+            if "uns/alphastomics/mode" in root and not is_group(root["uns/alphastomics/mode"]):
+                self.generated_mode = as_text([root["uns/alphastomics/mode"][()]])[0].as_py()
         if self._takes_layer:
             self.notes += (f"counts are taken from layers[{COUNTS_LAYER!r}]",)
         if self._columns_are_positions:

@@ -16,8 +16,10 @@ from alphastomics.preprocessing.formats.columns import (
     TableFile,
     lists_columns,
     only_file,
+    other_columns_note,
     read_coordinates,
     require_names,
+    without_other_columns,
 )
 from alphastomics.preprocessing.formats.delimited import TableCounts
 from alphastomics.preprocessing.formats.matching import RowMatch, require_same_cells
@@ -45,7 +47,8 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
     own_key = metadata.require("the name of the cell", *CELL_NAMES[1:], CELL_NAMES[0])
     axes = [metadata.require(f"the {name[-1]} of the centre", name) for name in AXES]
     names = require_names(metadata_path, metadata.read_text(own_key))
-    others = [number for number in range(len(table.header)) if number != key]
+    every = [number for number in range(len(table.header)) if number != key]
+    others = without_other_columns(table.header, every)
     genes = [number for number in others if not table.header[number].lower().startswith(BLANK)]
     match = RowMatch(names, lambda batch: batch[0])
     blanks = len(others) - len(genes)
@@ -56,7 +59,10 @@ def opened_run(folder: Path, options: SourceOptions) -> Iterator[CellSource]:
         TableCounts(table, genes, [key], match, len(names)),
         len(names),
         PlainCoordinates(metadata_path, ", ".join(AXES), read_coordinates(metadata, *axes)),
-        notes=[f"{blanks} blank barcodes are left out"] if blanks else [],
+        notes=[
+            *([f"{blanks} blank barcodes are left out"] if blanks else []),
+            *other_columns_note(table.header, every),
+        ],
         check=lambda: require_same_cells(table, [key], match, metadata_path),
     )
 

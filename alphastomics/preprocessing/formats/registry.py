@@ -85,7 +85,8 @@ def is_input(path: Path, options: SourceOptions) -> bool:
     if path.suffix.lower() in SUFFIXES:
         return True
     # Files of AnnData come first: what an instrument wrote may lie beside them.
-    beside = sorted(entry.name for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES)
+    names = (entry.name for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES)
+    beside = sorted(name for name in names if not name.startswith("."))
     if beside:
         logger.warning(
             "%s: %s in it is read, and not the %s output beside it: give --format %s to read that",

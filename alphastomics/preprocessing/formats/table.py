@@ -14,7 +14,13 @@ import pyarrow as pa
 from alphastomics.errors import InputError
 from alphastomics.preprocessing.anndata_file import reading
 from alphastomics.preprocessing.cell_source import CellSource, Format, SourceOptions
-from alphastomics.preprocessing.formats.columns import CellColumns, PlainSource, TableFile
+from alphastomics.preprocessing.formats.columns import (
+    CellColumns,
+    PlainSource,
+    TableFile,
+    other_columns_note,
+    without_other_columns,
+)
 from alphastomics.preprocessing.formats.delimited import TableCounts
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -56,7 +62,8 @@ def opened_table(path: Path, _: SourceOptions) -> Iterator[CellSource]:
     table = TableFile(path)
     texts = columns_of_text(table)
     indices = [number for number, name in enumerate(table.header) if name in INDEX_NAMES]
-    genes = [n for n in range(len(table.header)) if n not in {*texts, *indices}]
+    every = [n for n in range(len(table.header)) if n not in {*texts, *indices}]
+    genes = without_other_columns(table.header, every)
     if not genes:
         raise InputError(
             f"{path}: no column is of numbers: expected a row per cell, and a column "
@@ -67,7 +74,10 @@ def opened_table(path: Path, _: SourceOptions) -> Iterator[CellSource]:
         table, genes, [], lambda batch, before: np.arange(before, before + len(batch)), len(names)
     )
     about = CellColumns(names, table, columns=[table.header[n] for n in texts])
-    yield PlainSource(path, [table.header[n] for n in genes], about, counts, len(names))
+    yield PlainSource(
+        *(path, [table.header[n] for n in genes], about, counts, len(names)),
+        notes=other_columns_note(table.header, every),
+    )
 
 
 def _is_table(path: Path) -> bool:
