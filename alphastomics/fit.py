@@ -41,6 +41,7 @@ from alphastomics.tasks import EXPR_TO_POS, tasks_of
 
 logger = logging.getLogger(__name__)
 
+LEAST_TRAINING_CELLS = 10
 LONGEST_NAME = 255  # of a file or folder, in bytes
 HOLDOUT_RUN, PLAN_FILE = "holdout", "plan.json"
 # Cells that judge a model, of each slice and in all: more change the scores by less than a seed.
@@ -62,6 +63,13 @@ def fit(config: Config, request: TrainRequest) -> dict[str, Any]:
         raise InputError(
             f"--exp_name (logging.exp_name): longer than {LONGEST_NAME} bytes, the longest name of "
             "a folder; choose a shorter one"
+        )
+    cells = metadata.splits["train"].cells
+    if cells < LEAST_TRAINING_CELLS:
+        raise InputError(
+            f"{config.data.processed_data_dir}: {cells} training cell(s), at least "
+            f"{LEAST_TRAINING_CELLS} are needed: preprocess more cells, or with a larger "
+            "--train_ratio"
         )
     plan = make_plan(config, metadata, folder, resume=request.resume is not None)
     check_data(plan.config, metadata)

@@ -80,7 +80,7 @@ EXPR_TO_POS = Task(
     "positions of cells",
     ("spearman_mean", "knn_preservation", "contact_precision_10pct", "procrustes"),
     "no baseline was fitted (no training cells at hand)",
-    "more slices or animals, more genes, or cell types that differ by region would help",
+    "more slices or animals, or more genes, would help",
 )
 POS_TO_EXPR = Task(
     "pos_to_expr",

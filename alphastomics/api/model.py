@@ -30,11 +30,12 @@ from alphastomics.api.notebook import (
     read_logged,
     score_frame,
 )
-from alphastomics.api.settings import Settings, updated
+from alphastomics.api.settings import Settings, updated, with_data_dir
 from alphastomics.api.setup import (
     Setup,
     calling,
     check,
+    common_dims,
     options_for,
     positions,
     register,
@@ -61,7 +62,7 @@ from alphastomics.generation.commands import load_for_use
 from alphastomics.generation.evaluate import evaluate
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.sources import require_assignable
-from alphastomics.generation.training_cells import MISSING_CELLS, training_cells
+from alphastomics.generation.training_cells import MISSING_CELLS, NAME_FOLDER, training_cells
 from alphastomics.preprocessing.commands import preprocess
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.preprocessing.query_fit import check_empty_cells
@@ -174,15 +175,13 @@ class AlphaSTomics(AnnotatingVerbs):
 
     def _common_dims(self) -> int:
         """Check every AnnData, and that all slices are 2D, or all 3D."""
-        dims_of, extents = {}, []
+        position_of = {}
         for name, data in self._data.items():
             setup = self._setups[name]
             check(data, setup, name)
             if setup.position_key is not None:
-                position = positions(data, setup.position_key, name)
-                dims_of[name] = position.shape[1]
-                extents += [position[:, 2]] if position.shape[1] == 3 else []
-        if not dims_of:
+                position_of[name] = positions(data, setup.position_key, name)
+        if not position_of:
             name, data = next(iter(self._data.items()))
             there = ", ".join(map(str, data.obsm)) or "none"
             raise InputError(
@@ -191,15 +190,8 @@ class AlphaSTomics(AnnotatingVerbs):
                 "setup_anndata; impute and predict_labels learn from dissociated cells, too: "
                 "reference=…"
             )
-        if len(set(dims_of.values())) > 1:
-            raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
-        asked = "position_is_3d" in self.config.data.preprocessing.model_fields_set
-        if extents and not asked and np.ptp(np.concatenate(extents)) == 0:
-            raise InputError(
-                f"adata: z is {extents[0][0]:g} for every cell, which is no third dimension: keep "
-                "two columns of obsm, or set position_is_3d=True if all slices share a frame"
-            )
-        return next(iter(dims_of.values()))
+        says_3d = "position_is_3d" in self.config.data.preprocessing.model_fields_set
+        return common_dims(position_of, says_3d=says_3d)
 
     def train(
         self,
@@ -320,7 +312,8 @@ class AlphaSTomics(AnnotatingVerbs):
             cells, section = self._scored_cells(adata, anchors, config)
             known = training_cells(model.module, model.genes, [self._folder])
             if known is None:
-                logger.warning(MISSING_CELLS, model.module.config.data.processed_data_dir)
+                where = model.module.config.data.processed_data_dir
+                logger.warning(MISSING_CELLS + NAME_FOLDER, where)
         else:
             processed = self._folder / "processed"
             if not self._data:
@@ -358,13 +351,15 @@ class AlphaSTomics(AnnotatingVerbs):
         return score_frame(record["scores"])
 
     @classmethod
-    def load(cls, folder: str | Path) -> "AlphaSTomics":
-        """Read a model that `save` wrote; run folders and checkpoints of `train` are models too."""
+    def load(cls, folder: str | Path, data_dir: str | Path | None = None) -> "AlphaSTomics":
+        """Read a model that `save` or `train` wrote; `data_dir`: its processed folder, if moved."""
         path = Path(folder)
         if not path.exists():
             raise InputError(f"{path}: there is no such folder; from_pretrained asks the Hub, too")
         with untouched_randomness():
             module, genes, record = read_model(path)
+        if data_dir is not None:
+            module.config = with_data_dir(module.config, data_dir)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         new = cls.__new__(cls)
         new.config = module.config
@@ -373,7 +368,7 @@ class AlphaSTomics(AnnotatingVerbs):
         if new.history.empty and isinstance(record.get("history"), dict):
             new.history = pd.DataFrame(record["history"])
         new._data, new._setups = {}, {}
-        new._dims = 3 if module.config.data.preprocessing.position_is_3d else 2
+        new._dims = 3 if module.is_volume else 2
         new._folder, new._is_own_folder = path, False
         new._model = TrainedModel(module.to(device), genes, record)
         return new

@@ -1,5 +1,6 @@
 """What becomes of a trained model: it enters; plain files, or a model on the Hub, leave."""
 
+import logging
 from pathlib import Path
 
 from alphastomics.api.notebook import for_notebooks
@@ -7,6 +8,8 @@ from alphastomics.api.trained import TrainedVerbs
 from alphastomics.diffusion_model.hub_model import publish_model, stated, write_model
 from alphastomics.errors import InputError
 from alphastomics.io.hub import connect
+
+logger = logging.getLogger(__name__)
 
 
 @for_notebooks
@@ -33,6 +36,13 @@ class SavingVerbs(TrainedVerbs):
         if path.is_dir() and any(path.iterdir()) and not overwrite:
             raise InputError(f"{path}: is not empty; choose another folder, or overwrite=True")
         write_model(path, model, path.resolve().name, stated(license))
+        if self._is_own_folder:
+            logger.warning(
+                "%s: the training cells are in a temporary folder, which goes with this session; "
+                "predict_labels, virtual_section and calibrated impute need them: make the model "
+                "with folder=... to keep them",
+                path,
+            )
         return path
 
     def push_to_hub(

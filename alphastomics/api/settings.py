@@ -55,6 +55,13 @@ def document_of(settings: Settings) -> dict[str, Any]:
     return copy.deepcopy(dict(settings))
 
 
+def with_data_dir(config: Config, data_dir: str | Path) -> Config:
+    """Name the processed folder of the training, and leave open what was not set."""
+    document = to_document(config, only_set=True)
+    put(document, POSITION_KEYS[0], str(data_dir))
+    return parse_document(document, "settings")
+
+
 def keyword_paths() -> dict[str, str]:
     """Return what a keyword may be called, and the key that it sets."""
     # A notebook's slices are real ones: it sets nothing of the synthetic tissue.
@@ -80,7 +87,10 @@ def advice(name: str, known: list[str]) -> str:
         return (
             f"several settings end like that: give settings={{...}} with {' or '.join(candidates)}"
         )
-    if candidates and candidates[0] in POSITION_KEYS:
-        return "data and run of a model are in its folder: give folder=..."
+    if name == "data_dir" or (candidates and candidates[0] in POSITION_KEYS):
+        return (
+            "data and run of a model are in its folder: give folder=..., or name the processed "
+            "folder of a model that you load with AlphaSTomics.load(folder, data_dir=...)"
+        )
     meant = closest(name, known)
     return f"did you mean {meant}?" if meant else "`alphastomics config` prints all settings"

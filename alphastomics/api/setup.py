@@ -174,6 +174,21 @@ def checked_coordinates(values: Any, where: str, *, partial: bool = False) -> np
     return position
 
 
+def common_dims(position_of: Mapping[str, np.ndarray], *, says_3d: bool) -> int:
+    """Return the columns that the coordinates of all slices have; one z for all is refused."""
+    dims_of = {name: position.shape[1] for name, position in position_of.items()}
+    dims = set(dims_of.values())
+    if len(dims) > 1:
+        raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
+    z = [position[:, 2] for position in position_of.values() if dims == {3}]
+    if z and not says_3d and np.ptp(np.concatenate(z)) == 0:
+        raise InputError(
+            f"adata: z is {z[0][0]:g} for every cell, which is no third dimension: keep two "
+            "columns of obsm, or set position_is_3d=True if all slices share a frame"
+        )
+    return dims.pop()
+
+
 def register(adata: AnnData, setup: Setup) -> None:
     """Write the choices into an AnnData, where they survive saving and reading."""
     choices = {name: key for name, key in asdict(setup).items() if key is not None}

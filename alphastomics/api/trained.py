@@ -74,6 +74,7 @@ class TrainedVerbs:
     config: Config
     _model: TrainedModel | None
     _dims: int
+    _is_own_folder: bool
     _folder: Path
 
     @property

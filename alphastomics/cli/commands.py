@@ -189,7 +189,7 @@ def test(call: Call) -> str:
     from alphastomics.evaluation.table import score_table
     from alphastomics.evaluation.verdict import verdicts
     from alphastomics.generation.commands import test as run_test
-    from alphastomics.generation.notices import score_notices
+    from alphastomics.generation.notices import is_processed, score_notices
 
     arguments = call.arguments
     require_free_outputs(arguments)
@@ -208,6 +208,8 @@ def test(call: Call) -> str:
     scores = run_test(call.config, **tested, output=arguments.output, kept=kept)
     scores_by_task: dict[str, Any] = {mode: scores[mode] for mode in TASKS if mode in scores}
     lines = [verdict.sentence for verdict in verdicts(scores_by_task)]
+    if tested["split"] == "train" and is_processed(tested["input_data"]):
+        lines = ["no verdict: the model was trained on these cells"]
     lines += ["", score_table(scores_by_task), f"\nscores: {scores['output']}"]
     if not arguments.no_report:
         from alphastomics.report.commands import report_of_test

@@ -217,6 +217,7 @@ def model_metadata(module: AlphaSTomicsModule, genes: Sequence[str]) -> dict[str
         "position_scale": float(module.position_scale),
         "normalization": module.normalization,
         "flat": module.planar,
+        "volume": module.is_volume,
         "training_digest": module.training_digest,
         "slices": module.slice_names,
         "styles": module.style_names,
@@ -293,6 +294,8 @@ def module_of(
     module.genes = list(metadata["genes"])
     module.normalization = metadata.get("normalization")
     module.planar = metadata["flat"]
+    # Earlier versions say it in the settings, where the user did.
+    module.is_volume = bool(metadata.get("volume", config.data.preprocessing.position_is_3d))
     module.training_digest = metadata.get("training_digest")
     module.slice_names = list(metadata.get("slices", []))
     module.style_names = list(metadata.get("styles", []))

@@ -87,6 +87,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
         self.normalization: dict[str, Any] | None = None
         # Whether every set that it is trained on lies in a plane: so does new tissue.
         self.planar = False
+        # Whether its positions have three measured coordinates: so do those that it predicts.
+        self.is_volume = False
         # By what it knows its training cells again; None where nobody said.
         self.training_digest: str | None = None
 
@@ -166,7 +168,8 @@ class TrainerModule(pl.LightningModule, pytorch_lightning.LightningModule):  # t
             self.normalization = metadata.normalization.model_dump()
             self.slice_names = [record.name for record in metadata.slices]
             self.training_digest = metadata.training_digest
-            self.planar = None not in z_values and (len(z_values) == 1 or not mixed)
+            self.is_volume = None in z_values
+            self.planar = not self.is_volume and (len(z_values) == 1 or not mixed)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write down format, config, genes and scale, and the checksum of it all."""

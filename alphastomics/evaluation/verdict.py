@@ -13,6 +13,8 @@ Methods = Mapping[str, Mapping[str, float]]
 MARGIN = 0.005
 AT_CHANCE = 0.03
 GOOD_AUC, SEPARABLE_AUC = 0.7, 0.9
+# A score that leaves little to gain.
+NEARLY_PERFECT = 0.95
 # Held-out blocks may hold other kinds of cells: where real cells are separable, too, new ones are
 # measured by what is left to them.
 SEPARABLE_REAL = 0.6
@@ -49,21 +51,30 @@ def _judge(task: Task, methods: Methods) -> Verdict:
     best = max(rivals, key=rivals.__getitem__, default=None)
     bar = None if best is None else rivals[best]
     shown = f"{task.label}: {metric_named(metric).name_in_sentence} {ours:.3f}"
-    shown += "" if bar is None else f", {best} {bar:.3f}"
+    rival = in_sentence(best)
+    shown += "" if bar is None else f", {rival} {bar:.3f}"
     shown += ", chance 0"
-    ceiling = methods.get(KNOWN_HALF, {}).get(metric)
-    shown += "" if ceiling is None else f" ({ceiling:.3f} with {KNOWN_HALF})"
+    # What trees learn of half of few cells is no upper reference where others reach more.
+    ceiling = methods.get(KNOWN_HALF, {}).get(metric, -1.0)
+    shown += f" ({ceiling:.3f} with {KNOWN_HALF})" if ceiling > max(ours, bar or ours) else ""
     if ours < AT_CHANCE:
         grade, rest = "at chance", f"at chance: do not use it; {advice}"
     elif bar is None:
         grade, rest = "unrivalled", f"above chance; {task.without_baseline}"
     elif ours < bar - MARGIN:
-        grade, rest = "below a baseline", f"not better than {best}; {advice}"
+        grade, rest = "below a baseline", f"not better than {rival}; {advice}"
     elif ours <= bar + MARGIN:
-        grade, rest = "level", f"level with {best}; {advice}"
+        grade, rest = "level", f"level with {rival}"
+        rest += "" if ours > NEARLY_PERFECT else f"; {advice}"
     else:
         grade, rest = "good", "good: better than every baseline"
     return Verdict(task.name, ours, best, bar, grade, f"{shown}: {rest}")
+
+
+def in_sentence(name: str | None) -> str:
+    """Write the name of a method without a comma of its own."""
+    head, _, kind = (name or "").partition(", ")
+    return f"{head} ({kind})" if kind else head
 
 
 def _judge_tissue(methods: Methods) -> Verdict:

@@ -224,8 +224,9 @@ def label_query(module: AlphaSTomicsModule, gathered: Gathered, seed: int) -> La
         raise InputError(no_known_cells("cell types are predicted"))
     if not (known.cell_type != UNKNOWN).any():
         raise InputError(
-            "the training cells have no cell types: preprocess them with --cell_type_key, or give "
-            "a --reference that has them"
+            "neither training cells that were found nor the reference have cell types: preprocess "
+            "with --cell_type_key, name the processed folder of the training with --data_dir, or "
+            "give a --reference that has them"
         )
     names = np.unique(known.cell_type[known.cell_type != UNKNOWN].astype(str)).tolist()
     probability, accuracy = np.zeros((len(query), len(names))), []

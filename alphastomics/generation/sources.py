@@ -1,6 +1,7 @@
 """What a user names as cells or as known cells: a path or a column enters, `InputCells` leave."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ def read_cells(
 ) -> InputCells:
     """Read whatever the user gave, and say when its positions are in other units."""
     cells = read_source(path, module, genes, config, split)
+    if cells.position is None and cells.anchors is None and module.is_volume:
+        cells = replace(cells, dims=3)
     check_slices(cells, module)
     return cells
 

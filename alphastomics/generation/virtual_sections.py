@@ -32,6 +32,7 @@ from alphastomics.generation.generate import Generated, generate, require_mode
 from alphastomics.generation.output import new_anndata, put_counts, put_into, write_cells
 from alphastomics.generation.training_cells import (
     LEAST_KNOWN,
+    NAME_FOLDER,
     predict_from_context,
     training_cells,
 )
@@ -166,7 +167,7 @@ def require_sections(known: InputCells | None) -> InputCells:
     if known is None:
         raise InputError(
             "virtual section: needs the measured cells around, but the processed folder of the "
-            "training is not there, or not as in training: set data.processed_data_dir to it"
+            f"training is not there, or not as in training{NAME_FOLDER}"
         )
     assert known.position is not None
     if not known.common_frame or np.ptp(known.position[:, 2]) == 0:

@@ -87,7 +87,12 @@ def _unit_notes(metadata: Metadata, extents: dict[int, SliceExtent]) -> list[str
     """Point out slices whose size differs from the others' as units do."""
     sizes = {number: extent.size for number, extent in extents.items()}
     names = [record.name for record in metadata.slices]
-    without_extent = [names[number] for number, size in sizes.items() if size == 0]
+    # Of a single training cell there is nothing to say.
+    without_extent = [
+        names[number]
+        for number, size in sizes.items()
+        if size == 0 and metadata.slices[number].cells_per_split["train"] > 1
+    ]
     notes = []
     if without_extent:
         notes.append(

@@ -50,6 +50,12 @@ class Alignment:
         return np.flatnonzero(~measured).tolist()
 
 
+def strangers_among(inputs: Sequence[tuple[Path, Iterable[str]]]) -> list[Path]:
+    """List the inputs that share no gene with any other."""
+    times = Counter(gene for _, genes in inputs for gene in set(genes))
+    return [path for path, genes in inputs if all(times[gene] == 1 for gene in set(genes))]
+
+
 def read_gene_list(path: Path) -> list[str]:
     """Read one gene per line; blank lines are skipped, repeated genes refused."""
     if not path.exists():

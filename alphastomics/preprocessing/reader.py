@@ -128,6 +128,7 @@ class CellReader:
             codes, labels = self.obs.labels(column, start, min(start + OBS_ROWS, self.num_cells))
             used = np.unique(codes[codes >= 0])
             occurring.update(labels.take(pa.array(used)).to_pylist())
+        occurring -= {name for name in occurring if not name.strip()}  # a blank is no label
         return tuple(sorted(occurring))
 
     def numbers(

@@ -48,6 +48,8 @@ from alphastomics.preprocessing.workspace import Workspace, first_file
 logger = logging.getLogger(__name__)
 
 WORK_FOLDER = ".stage1-work"
+# More labels than any atlas of a tissue has.
+MANY_TYPES = 200
 # Settings on which the bytes depend; the number of workers is not one of them.
 FLAGS = (
     "scale",
@@ -176,6 +178,7 @@ def _look(
     _check_cell_types(options, inspections)
     _point_out_generated(inspections)
     inspections = slices_first(inspections)
+    _point_out_strangers(inspections)
     gene_names.hint_at_case(gene_names.union_of(inspection.genes for inspection in inspections))
     if gene_list_file is None:
         genes = default_genes(inspections)
@@ -186,6 +189,18 @@ def _look(
     return inspections, genes
 
 
+def _point_out_strangers(inspections: list[Inspection]) -> None:
+    """Warn of inputs that share no gene with any other: nothing relates them."""
+    several = [(inspection.path, inspection.genes) for inspection in inspections]
+    strangers = gene_names.strangers_among(several) if len(several) > 1 else []
+    if strangers:
+        logger.warning(
+            "%s: shares no gene with any other input (%d such inputs): are gene names of one kind "
+            "(symbols or Ensembl ids), and of one species?",
+            *(strangers[0], len(strangers)),
+        )
+
+
 def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection]) -> None:
     key = options.cell_type_key
     lacking = [inspection for inspection in inspections if inspection.cell_types is None]
@@ -193,6 +208,12 @@ def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection
         raise InputError(
             f"{lacking[0].path}: obs[{key!r}] is missing, in this and every other file (columns of "
             f"obs: {', '.join(lacking[0].obs_columns) or 'none'}): check --cell_type_key"
+        )
+    types = {name for inspection in inspections for name in inspection.cell_types or ()}
+    if len(types) > MANY_TYPES:
+        logger.warning(
+            "obs[%r] has %d different labels (%s): is it a column of cell types?",
+            *(key, len(types), ", ".join(sorted(types)[:3])),
         )
     if key is not None and lacking:
         logger.warning(

@@ -302,6 +302,7 @@ def test_a_model_knows_whether_its_sets_are_planar(run, processed_in_one_frame, 
     folder = run("planar", training={"max_epochs": 1}, data=data)
     metadata = json.loads((folder.path / "export" / "config.json").read_text())
     assert metadata["flat"] is planar
+    assert metadata["volume"] is False
 
 
 def test_a_model_never_mixes_slices_that_share_no_frame(run):

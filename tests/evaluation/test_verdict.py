@@ -122,3 +122,18 @@ def test_tasks_that_were_not_scored_get_no_verdict_and_the_order_is_fixed():
     assert [verdict.task for verdict in result] == ["expr_to_pos", "pos_to_expr", "joint"]
     assert verdicts({}) == []
     assert verdicts({"joint": {"shuffled": ours}, "expr_to_pos": {"alphastomics": {}}}) == []
+
+
+def test_half_of_the_slice_is_left_out_where_it_is_no_upper_reference():
+    for rivals in ({"ridge": 0.5}, {"ridge": 0.1}):
+        verdict = judged("expr_to_pos", 0.44, **rivals, **{"half of the slice known": 0.42})
+        assert "half of the slice" not in verdict.sentence
+
+
+def test_a_nearly_perfect_score_gets_no_advice_and_a_name_no_comma():
+    verdict = judged("expr_to_pos", 0.998, **{"ExtraTrees, sqrt": 0.997})
+    assert verdict.sentence == (
+        "positions of cells: Spearman 0.998, ExtraTrees (sqrt) 0.997, chance 0: level with "
+        "ExtraTrees (sqrt)"
+    )
+    assert verdict.best_baseline == "ExtraTrees, sqrt"
