@@ -29,7 +29,14 @@ def test_a_volume_learned_on_the_command_line_predicts_volumes(tmp_path: Path):
     loose = data.copy()
     del loose.obsm["spatial"]
     loose.write_h5ad(tmp_path / "loose.h5ad")
-    asked = words("preprocess", "--input_dir", tmp_path / "in", "--output_dir", tmp_path / "p")
+    asked = words(
+        "preprocess",
+        "--input_dir",
+        tmp_path / "in",
+        "--output_dir",
+        tmp_path / "p",
+        "--position_is_3d",
+    )
     assert main([*asked, "--train_ratio", "1", "--val_ratio", "0"]) == 0
     asked = words("train", "--data_dir", tmp_path / "p", "--output_dir", tmp_path, *FEW)
     assert main([*asked, "--exp_name", "run", "--gpus", "0"]) == 0
