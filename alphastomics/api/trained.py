@@ -330,6 +330,7 @@ class TrainedVerbs:
             section=section,
             errors=errors_in(model.record.get("verdict", {}), "the model's record"),
             is_new=is_new,
+            near=[self._folder],
         )
 
     def _cells(self, adata: Any, config: Config, name: str = "adata") -> InputCells:

@@ -147,6 +147,7 @@ def sample(
         scale=frame is not None and frame.scale,
         errors=read_errors(checkpoint),
         is_new=input_data is None,
+        near=(Path(config.data.processed_data_dir), checkpoint),
     )
     if target.suffix == ".pt":
         write_generated_pt(target, generated, cells, frame_fits)

@@ -60,6 +60,7 @@ from alphastomics.generation.evaluate_joint import joint_scores
 from alphastomics.generation.expected_time import say_expected_time
 from alphastomics.generation.frame import Reference
 from alphastomics.generation.generate import Generated, generate
+from alphastomics.generation.panel_head import refitted
 from alphastomics.generation.predict import require_anchored
 from alphastomics.preprocessing.folder import DataFolder
 from alphastomics.tasks import EXPR_TO_POS, JOINT, POS_TO_EXPR, TASKS, Task, tasks_of
@@ -127,7 +128,8 @@ def evaluate(
             fit = partial(position_baselines, cells, by_anchors or known, seed, tree_cells)
             others = baselines.result if baselines else fit
             score = partial(score_anchored, section) if by_anchors else score_positions
-            scored_task = score(module, cells, settings, seed, others)
+            fitted = refitted(module, cells, known, seed)
+            scored_task = score(fitted, cells, settings, seed, others)
         elif task is POS_TO_EXPR:
             near = known if cells.anchors is None else by_anchors  # of the very slice
             scored_task = score_expression(module, cells, near, settings, seed)

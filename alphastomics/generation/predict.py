@@ -6,6 +6,7 @@ The one way of `sample` and of the notebook.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from alphastomics.generation.cells import InputCells
 from alphastomics.generation.frame import FrameFit, Landmarks, Reference, into_frame
 from alphastomics.generation.generate import Generated, as_tissue, generate
 from alphastomics.generation.left_out import LeftOutErrors, with_radii
+from alphastomics.generation.panel_head import fitted_to_panel
 from alphastomics.generation.section import predict_beside_section
 from alphastomics.tasks import EXPR_TO_POS, TASKS
 
@@ -99,6 +101,7 @@ def predict_cells(
     scale: bool = False,
     errors: LeftOutErrors | None = None,
     is_new: bool = False,
+    near: Sequence[Path] = (),
 ) -> Predicted:
     """Generate for all slices of the input, and bring positions to where they belong.
 
@@ -117,9 +120,13 @@ def predict_cells(
         What training found on held-out slices: radii of those without anchors.
     is_new
         Whether the cells are made from nothing: none has a name of its own.
+    near
+        Where to look for the training cells, from which positions of another panel are learned.
     """
     require_placeable(cells, mode, settings, frame, section)
     require_anchored(module, cells, section)
+    if TASKS[mode] is EXPR_TO_POS:
+        module = fitted_to_panel(module, cells, near, seed)
     if section is not None:
         return predict_in_section(module, cells, section, settings, seed)
     anchored = cells.anchors is not None

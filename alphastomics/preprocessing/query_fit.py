@@ -28,9 +28,6 @@ logger = logging.getLogger(__name__)
 LARGEST_LOG_VALUE = 12.0
 # Shares of the model's genes.
 FEW_GENES, VERY_FEW_GENES = 0.5, 0.1
-# Of a section that lacked 30 and 60 % of the genes, a model of the shared ones predicted positions
-# with a Spearman correlation 0.03 and 0.04 higher: docs/notes/position-head.md.
-MOST_GENES = 0.9
 # Micrometres and pixels, or millimetres, differ by more.
 UNIT_RATIO = 5.0
 # Of counts a cell: slices and animals of one study differ by up to two.
@@ -224,17 +221,16 @@ def check_genes(measured: int, genes: Sequence[str], path: Path) -> None:
             "genes as the training data does, in var_names"
         )
     share = measured / len(genes)
-    if share >= MOST_GENES:
+    if share >= FEW_GENES:
         return
-    said = "a model of the genes that both have predicts positions better"
-    if share < FEW_GENES:
-        said = "results are unreliable"
-    if share < VERY_FEW_GENES:
-        said += ", expect them near chance"
     logger.warning(
-        "%s: has %d of the model's %d genes, %.0f %%: %s; preprocess with the genes that both have "
-        "(--gene_list_file) and train again",
-        *(path, measured, len(genes), 100 * share, said),
+        "%s: has %d of the model's %d genes, %.0f %%: results are unreliable%s; preprocess with "
+        "the genes that both have (--gene_list_file) and train again",
+        path,
+        measured,
+        len(genes),
+        100 * share,
+        ", expect them near chance" if share < VERY_FEW_GENES else "",
     )
 
 

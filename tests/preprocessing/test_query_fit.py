@@ -93,7 +93,7 @@ def test_cells_without_counts_are_counted_said_and_refused_where_there_are_no_ot
 
 @pytest.mark.parametrize(
     ("measured", "words"),
-    [(9, ""), (7, "7 of the model's 10 genes, 70 %: a model of the genes that both"), (4, "4 of the model's 10 genes, 40 %: results are unreliable;")],
+    [(9, ""), (4, "4 of the model's 10 genes, 40 %: results are unreliable;")],
 )
 def test_few_shared_genes_are_said(measured, words, caplog):
     check_genes(measured, [f"g{number}" for number in range(10)], QUERY)
