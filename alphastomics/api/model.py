@@ -228,7 +228,6 @@ class AlphaSTomics(AnnotatingVerbs):
             keywords["max_epochs"] = max_epochs
         self._asked = updated(self._asked, keywords)
         self.config = self._with_folders(self._asked)
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._preprocess(overwrite=overwrite)
         request = TrainRequest("last" if resume else None, overwrite or self._is_own_folder)
         with (

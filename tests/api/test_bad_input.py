@@ -34,6 +34,8 @@ MISTAKES = {
     "lrr": ({"lrr": 1}, "lrr: unknown keyword; did you mean lr"),
     "mode": ({"mode": "joint"}, "several settings end like that"),
     "save_dir": ({"save_dir": "x"}, "give folder="),
+    "slice_key": ({"slice_key": "x"}, r"setup_anndata\(adata, slice_key=…\)"),
+    "layer": ({"layer": "counts"}, r"setup_anndata\(adata, layer=…\)"),
     "value": ({"d_model": "wide"}, "d_model: expected a whole number"),
 }
 
