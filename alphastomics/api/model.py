@@ -35,12 +35,14 @@ from alphastomics.api.setup import (
     Setup,
     calling,
     check,
+    common_dims,
     options_for,
-    positions,
     register,
     require_anndata,
+    say_units,
     setup_for,
     to_remember,
+    units_known,
     with_files_read,
     write_cells,
 )
@@ -122,15 +124,16 @@ class AlphaSTomics(AnnotatingVerbs):
         **keywords: Any,
     ) -> None:
         single = isinstance(adata, AnnData | str) or not isinstance(adata, Sequence)
-        parts = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
-        if not parts:
+        given = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
+        if not given:
             raise InputError("adata: the list is empty; give at least one AnnData")
         # What was asked for: what follows from the data does so anew in each training.
         self.config = self._asked = updated(settings, keywords)
-        parts = with_files_read(parts, self.config)
+        parts = with_files_read(given, self.config)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
         self._setups = {n: setup_for(part, self.config, n) for n, part in self._data.items()}
-        self._dims = self._common_dims()
+        self._dims = common_dims(self._data, self._setups, self.config.data.preprocessing)
+        self._units_known = units_known(given, self.config)
         self._model: TrainedModel | None = None
         self.history = self.logged = pd.DataFrame()
         if folder is None:
@@ -172,35 +175,6 @@ class AlphaSTomics(AnnotatingVerbs):
         check(require_anndata(adata, "adata"), setup, "adata")
         register(adata, setup)
 
-    def _common_dims(self) -> int:
-        """Check every AnnData, and that all slices are 2D, or all 3D."""
-        dims_of, extents = {}, []
-        for name, data in self._data.items():
-            setup = self._setups[name]
-            check(data, setup, name)
-            if setup.position_key is not None:
-                position = positions(data, setup.position_key, name)
-                dims_of[name] = position.shape[1]
-                extents += [position[:, 2]] if position.shape[1] == 3 else []
-        if not dims_of:
-            name, data = next(iter(self._data.items()))
-            there = ", ".join(map(str, data.obsm)) or "none"
-            raise InputError(
-                f"{name}: without coordinates; training needs them, here or in another AnnData "
-                f"beside it (keys of obsm: {there}): name them with position_key=… in "
-                "setup_anndata; impute and predict_labels learn from dissociated cells, too: "
-                "reference=…"
-            )
-        if len(set(dims_of.values())) > 1:
-            raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
-        asked = "position_is_3d" in self.config.data.preprocessing.model_fields_set
-        if extents and not asked and np.ptp(np.concatenate(extents)) == 0:
-            raise InputError(
-                f"adata: z is {extents[0][0]:g} for every cell, which is no third dimension: keep "
-                "two columns of obsm, or set position_is_3d=True if all slices share a frame"
-            )
-        return next(iter(dims_of.values()))
-
     def train(
         self,
         max_epochs: int | None = None,
@@ -228,6 +202,8 @@ class AlphaSTomics(AnnotatingVerbs):
             keywords["max_epochs"] = max_epochs
         self._asked = updated(self._asked, keywords)
         self.config = self._with_folders(self._asked)
+        with log_shown():
+            say_units(self._setups, self._units_known)
         self._preprocess(overwrite=overwrite)
         request = TrainRequest("last" if resume else None, overwrite or self._is_own_folder)
         with (
