@@ -291,6 +291,8 @@ class AlphaSTomics(AnnotatingVerbs):
         known = section = None
         if anchors is not None and adata is None:
             raise InputError("anchors: are known beside cells to score: give adata, too")
+        if anchors is None:
+            require_assignable(config.sampling)
         if adata is not None:
             cells, section = self._scored_cells(adata, anchors, config)
             known = training_cells(model.module, model.genes, [self._folder])
@@ -316,7 +318,6 @@ class AlphaSTomics(AnnotatingVerbs):
         cells = self._cells(adata, config)
         check_empty_cells(cells.num_empty, len(cells), "adata")
         if anchors is None:
-            require_assignable(config.sampling)
             return cells, None
         known = self._anchored(cells, adata, anchors, config)
         return known.cells, known.section
