@@ -37,6 +37,18 @@ def test_the_time_left_follows_the_recent_rate(monkeypatch):
     assert "1.4 cells/s" in lines.line(clock[0])
 
 
+def test_one_unit_is_spelled_as_one(caplog):
+    caplog.set_level("INFO")
+    for number in (1, 2_000):
+        lines = ProgressLines("write", number, "shards")
+        lines.advance(number)
+        lines.close()
+    assert [line.partition(" in ")[0] for line in caplog.messages] == [
+        "write: 1 shard",
+        "write: 2,000 shards",
+    ]
+
+
 @pytest.mark.parametrize("notebook", [True, False])
 def test_a_notebook_gets_a_bar_though_nothing_is_logged(notebook, monkeypatch, capsys):
     if notebook:

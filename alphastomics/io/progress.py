@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
+from alphastomics.errors import counted
+
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -117,5 +119,5 @@ class ProgressLines:
     def close(self) -> None:
         """Log the closing line."""
         seconds = time.monotonic() - self.started
-        finished = f"{self.done - self.before:,}"
-        logger.info("%s: %s %s in %.1f s", self.description, finished, self.unit, seconds)
+        finished = counted(self.done - self.before, self.unit.removesuffix("s"))
+        logger.info("%s: %s in %.1f s", self.description, finished, seconds)

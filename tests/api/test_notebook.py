@@ -53,7 +53,7 @@ def test_hints_in_the_log_name_keywords_too(slices, caplog):
     with caplog.at_level(logging.WARNING):
         model = AlphaSTomics(slices, settings, batch_size=32)
         model.train(max_epochs=1)
-    assert "give log_normalize=False if that was done before" in caplog.text
+    assert "if that was done before, give log_normalize=False" in caplog.text
     assert "--" not in caplog.text
 
 
