@@ -21,6 +21,11 @@ class InputError(ValueError):
     """
 
 
+def counted(number: int, noun: str) -> str:
+    """Spell a number of things: 1 file, 2,000 files."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Spell out letters that a terminal would act on: names come from anywhere."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -21,7 +21,7 @@ from alphastomics.config.file import parse_document, read_document
 from alphastomics.config.plan import Device, TrainingPlan
 from alphastomics.diffusion_model.hub_model import RECORD_FILE, record_beside
 from alphastomics.diffusion_model.run_folder import RunFolder, read_record
-from alphastomics.diffusion_model.strategy import choose_devices
+from alphastomics.diffusion_model.strategy import choose_devices, say_without_gpu
 from alphastomics.diffusion_model.train import TrainRequest, check_data, train
 from alphastomics.errors import InputError
 from alphastomics.evaluation.verdict import verdicts
@@ -131,6 +131,7 @@ def make_plan(
 
 def this_device(config: Config) -> Device:
     """Say what a run will run on."""
+    say_without_gpu(config.distributed)
     devices = choose_devices(config.distributed)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if devices.accelerator == "gpu":

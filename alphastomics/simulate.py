@@ -30,7 +30,7 @@ from numpy.random import Generator, SeedSequence, default_rng
 
 from alphastomics import __version__
 from alphastomics.config import SimulationConfig
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, counted
 from alphastomics.io.files import PARTIAL_SUFFIX, is_partial, output_folder, write_text
 from alphastomics.io.h5ad import write_anndata
 from alphastomics.io.progress import track
@@ -349,10 +349,11 @@ def check_folder(
     """Refuse a folder that holds another tissue, and to write over files that are not ours."""
     slices = sorted(output_dir.glob("*.h5ad"))
     if slices and not overwrite and not is_of(output_dir / RECORD_FILE, settings, seed):
+        is_ours = {path.name for path in slices} <= own_slices(output_dir)
         raise InputError(
-            f"{output_dir}: holds {len(slices)} .h5ad file(s) of something else "
-            f"(first {slices[0].name}); choose an empty folder, or add --overwrite to replace what "
-            "`simulate` wrote there"
+            f"{output_dir}: holds {counted(len(slices), '.h5ad file')} of "
+            f"{'other settings' if is_ours else 'something else'} (first {slices[0].name}); choose "
+            "an empty folder, or add --overwrite to replace what `simulate` wrote there"
         )
     names = {f"{slice_name(settings, index)}.h5ad" for index in range(settings.slices)}
     for path in slices:
@@ -384,9 +385,8 @@ def prepare_folder(
     """Remove what is in the way, and write down what this tissue is."""
     for leftover in filter(is_partial, output_dir.glob(f".*{PARTIAL_SUFFIX}")):
         leftover.unlink()
-    if overwrite:
-        for name in own_slices(output_dir):
-            (output_dir / name).unlink()
+    for name in own_slices(output_dir) if overwrite else ():
+        (output_dir / name).unlink()
     write_text(output_dir / RECORD_FILE, record_of(settings, seed))
 
 

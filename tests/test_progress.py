@@ -23,6 +23,32 @@ def test_the_time_left_of_a_resumed_run_counts_what_it_did_itself():
     assert said == "train: 910/1,000 cells (91%), 1 cells/s, 90 s left"
 
 
+def test_the_time_left_follows_the_recent_rate(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("alphastomics.io.progress.time.monotonic", lambda: clock[0])
+    lines = ProgressLines("sample", 3_000, "cells")
+    for finished in (100,) * 10 + (10,) * 40:
+        clock[0] += 1
+        lines.advance(finished)
+    # 10 s of 100 cells/s, then 40 s of 10: 1,600 are left at 10 cells/s.
+    assert lines.line(50.0) == "sample: 1,400/3,000 cells (47%), 10 cells/s, 160 s left"
+    clock[0] += 80  # one long step is a rate, too
+    lines.advance(110)
+    assert "1.4 cells/s" in lines.line(clock[0])
+
+
+def test_one_unit_is_spelled_as_one(caplog):
+    caplog.set_level("INFO")
+    for number in (1, 2_000):
+        lines = ProgressLines("write", number, "shards")
+        lines.advance(number)
+        lines.close()
+    assert [line.partition(" in ")[0] for line in caplog.messages] == [
+        "write: 1 shard",
+        "write: 2,000 shards",
+    ]
+
+
 @pytest.mark.parametrize("notebook", [True, False])
 def test_a_notebook_gets_a_bar_though_nothing_is_logged(notebook, monkeypatch, capsys):
     if notebook:

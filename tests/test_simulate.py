@@ -134,7 +134,7 @@ def test_an_interrupted_tissue_is_finished_not_redone(tmp_path: Path):
 
 def test_another_tissue_in_the_folder_is_refused_unless_overwrite(tmp_path: Path):
     write_tissue(SMALL, 7, tmp_path, overwrite=False)
-    with pytest.raises(InputError, match="--overwrite"):
+    with pytest.raises(InputError, match=r"holds \d+ \.h5ad files of other settings .*--overwrite"):
         write_tissue(SMALL, 8, tmp_path, overwrite=False)
     paths = write_tissue(with_(SMALL, slices=2), 8, tmp_path, overwrite=True)
     assert sorted(tmp_path.glob("*.h5ad")) == paths

@@ -37,11 +37,12 @@ from alphastomics.api.setup import (
     check,
     common_dims,
     options_for,
-    positions,
     register,
     require_anndata,
+    say_units,
     setup_for,
     to_remember,
+    units_known,
     with_files_read,
     write_cells,
 )
@@ -123,15 +124,16 @@ class AlphaSTomics(AnnotatingVerbs):
         **keywords: Any,
     ) -> None:
         single = isinstance(adata, AnnData | str) or not isinstance(adata, Sequence)
-        parts = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
-        if not parts:
+        given = {"adata": adata} if single else {f"adata[{n}]": a for n, a in enumerate(adata)}
+        if not given:
             raise InputError("adata: the list is empty; give at least one AnnData")
         # What was asked for: what follows from the data does so anew in each training.
         self.config = self._asked = updated(settings, keywords)
-        parts = with_files_read(parts, self.config)
+        parts = with_files_read(given, self.config)
         self._data = {name: require_anndata(part, name) for name, part in parts.items()}
         self._setups = {n: setup_for(part, self.config, n) for n, part in self._data.items()}
-        self._dims = self._common_dims()
+        self._dims = common_dims(self._data, self._setups, self.config.data.preprocessing)
+        self._units_known = units_known(given, self.config)
         self._model: TrainedModel | None = None
         self.history = self.logged = pd.DataFrame()
         if folder is None:
@@ -173,26 +175,6 @@ class AlphaSTomics(AnnotatingVerbs):
         check(require_anndata(adata, "adata"), setup, "adata")
         register(adata, setup)
 
-    def _common_dims(self) -> int:
-        """Check every AnnData, and that all slices are 2D, or all 3D."""
-        position_of = {}
-        for name, data in self._data.items():
-            setup = self._setups[name]
-            check(data, setup, name)
-            if setup.position_key is not None:
-                position_of[name] = positions(data, setup.position_key, name)
-        if not position_of:
-            name, data = next(iter(self._data.items()))
-            there = ", ".join(map(str, data.obsm)) or "none"
-            raise InputError(
-                f"{name}: without coordinates; training needs them, here or in another AnnData "
-                f"beside it (keys of obsm: {there}): name them with position_key=… in "
-                "setup_anndata; impute and predict_labels learn from dissociated cells, too: "
-                "reference=…"
-            )
-        says_3d = "position_is_3d" in self.config.data.preprocessing.model_fields_set
-        return common_dims(position_of, says_3d=says_3d)
-
     def train(
         self,
         max_epochs: int | None = None,
@@ -220,7 +202,8 @@ class AlphaSTomics(AnnotatingVerbs):
             keywords["max_epochs"] = max_epochs
         self._asked = updated(self._asked, keywords)
         self.config = self._with_folders(self._asked)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with log_shown():
+            say_units(self._setups, self._units_known)
         self._preprocess(overwrite=overwrite)
         request = TrainRequest("last" if resume else None, overwrite or self._is_own_folder)
         with (
@@ -308,6 +291,8 @@ class AlphaSTomics(AnnotatingVerbs):
         known = section = None
         if anchors is not None and adata is None:
             raise InputError("anchors: are known beside cells to score: give adata, too")
+        if anchors is None:
+            require_assignable(config.sampling)
         if adata is not None:
             cells, section = self._scored_cells(adata, anchors, config)
             known = training_cells(model.module, model.genes, [self._folder])
@@ -334,7 +319,6 @@ class AlphaSTomics(AnnotatingVerbs):
         cells = self._cells(adata, config)
         check_empty_cells(cells.num_empty, len(cells), "adata")
         if anchors is None:
-            require_assignable(config.sampling)
             return cells, None
         known = self._anchored(cells, adata, anchors, config)
         return known.cells, known.section

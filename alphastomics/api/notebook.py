@@ -18,11 +18,15 @@ from alphastomics.errors import InputError
 PACKAGE = "alphastomics"
 LOSSES = ("train/", "val/")
 HISTORY_COLUMNS = ["step", "epoch", "name", "value"]
+# Where cells are is no setting of a notebook: each AnnData may have it elsewhere.
+POSITION_SETTING = "--set data.preprocessing.position_key=KEY"
+POSITION_CHOICE = "setup_anndata(adata, position_key=…)"
 Class = TypeVar("Class", bound=type)
 
 
 def in_python(message: str) -> str:
     """Spell the flags of a message as keywords: `--batch_size` becomes `batch_size=`."""
+    message = message.replace(POSITION_SETTING, POSITION_CHOICE)
     keyword_of = {path: name for name, path in keyword_paths().items()}
     switches = {
         spelling: f"{keyword_of[flag.path]}={flag.value}"

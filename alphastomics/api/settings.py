@@ -7,9 +7,11 @@ A keyword is the last part of a key of config.yaml, where only one key ends like
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from alphastomics.api.setup import Setup
 from alphastomics.cli.flags import COMMANDS
 from alphastomics.config import Config
 from alphastomics.config.file import (
@@ -92,5 +94,7 @@ def advice(name: str, known: list[str]) -> str:
             "data and run of a model are in its folder: give folder=..., or name the processed "
             "folder of a model that you load with AlphaSTomics.load(folder, data_dir=...)"
         )
+    if name in {field.name for field in fields(Setup)}:
+        return f"say it of each AnnData: AlphaSTomics.setup_anndata(adata, {name}=…)"
     meant = closest(name, known)
     return f"did you mean {meant}?" if meant else "`alphastomics config` prints all settings"

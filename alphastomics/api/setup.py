@@ -27,7 +27,12 @@ from alphastomics.preprocessing.cell_source import (
     usual_position_key,
 )
 from alphastomics.preprocessing.formats.h5ad import COUNTS_LAYER
-from alphastomics.preprocessing.formats.registry import check_flags, require_one_unit
+from alphastomics.preprocessing.formats.registry import (
+    AS_STORED,
+    check_flags,
+    format_of,
+    require_one_unit,
+)
 from alphastomics.preprocessing.genes import require_unique
 from alphastomics.preprocessing.inspection import SAMPLE_KEYS
 from alphastomics.preprocessing.query_fit import say_notes
@@ -151,6 +156,59 @@ def check(adata: AnnData, setup: Setup, name: str, *, partial: bool = False) -> 
         positions(adata, setup.position_key, name, partial=partial)
 
 
+def common_dims(
+    data: Mapping[str, AnnData], setups: Mapping[str, Setup], options: PreprocessingConfig
+) -> int:
+    """Check every AnnData, and that all slices are 2D, or all 3D."""
+    dims_of, extents = {}, []
+    for name, adata in data.items():
+        setup = setups[name]
+        check(adata, setup, name)
+        if setup.position_key is not None:
+            position = positions(adata, setup.position_key, name)
+            dims_of[name] = position.shape[1]
+            extents += [position[:, 2]] if position.shape[1] == 3 else []
+    if not dims_of:
+        name, adata = next(iter(data.items()))
+        there = ", ".join(map(str, adata.obsm)) or "none"
+        raise InputError(
+            f"{name}: without coordinates; training needs them, here or in another AnnData beside "
+            f"it (keys of obsm: {there}): name them with position_key=… in setup_anndata; impute "
+            "and predict_labels learn from dissociated cells, too: reference=…"
+        )
+    if len(set(dims_of.values())) > 1:
+        raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
+    asked = "position_is_3d" in options.model_fields_set
+    if extents and not asked and np.ptp(np.concatenate(extents)) == 0:
+        raise InputError(
+            f"adata: z is {extents[0][0]:g} for every cell, which is no third dimension: keep two "
+            "columns of obsm, or set position_is_3d=True if all slices share a frame"
+        )
+    return next(iter(dims_of.values()))
+
+
+def units_known(given: Mapping[str, Any], config: Config) -> set[str]:
+    """Name the inputs whose coordinates come in µm by their format, or are converted."""
+    options = SourceOptions.of(config.data.preprocessing)
+    paths = {name: Path(part) for name, part in given.items() if isinstance(part, str | Path)}
+    return {
+        name
+        for name, path in paths.items()
+        if options.pixel_size is not None or format_of(path, options) not in AS_STORED
+    }
+
+
+def say_units(setups: Mapping[str, Setup], known: set[str]) -> None:
+    """Log that coordinates are taken as stored, where nothing says in which unit they are."""
+    stored = [n for n, setup in setups.items() if setup.position_key is not None and n not in known]
+    if stored:
+        logger.info(
+            "coordinates of %s are taken as stored, as µm; multiply pixels by their size in µm "
+            "before you train",
+            ", ".join(stored[:3]) + (", …" if len(stored) > 3 else ""),
+        )
+
+
 def positions(adata: AnnData, key: str, name: str, *, partial: bool = False) -> np.ndarray:
     """Return the coordinates of an AnnData, checked."""
     return checked_coordinates(adata.obsm[key], f"{name}: obsm[{key!r}]", partial=partial)
@@ -172,21 +230,6 @@ def checked_coordinates(values: Any, where: str, *, partial: bool = False) -> np
     if len(bad):
         raise InputError(f"{where}: has NaN or infinite coordinates (first in row {bad[0]})")
     return position
-
-
-def common_dims(position_of: Mapping[str, np.ndarray], *, says_3d: bool) -> int:
-    """Return the columns that the coordinates of all slices have; one z for all is refused."""
-    dims_of = {name: position.shape[1] for name, position in position_of.items()}
-    dims = set(dims_of.values())
-    if len(dims) > 1:
-        raise InputError(f"adata: slices in 2D and in 3D do not mix (columns: {dims_of})")
-    z = [position[:, 2] for position in position_of.values() if dims == {3}]
-    if z and not says_3d and np.ptp(np.concatenate(z)) == 0:
-        raise InputError(
-            f"adata: z is {z[0][0]:g} for every cell, which is no third dimension: keep two "
-            "columns of obsm, or set position_is_3d=True if all slices share a frame"
-        )
-    return dims.pop()
 
 
 def register(adata: AnnData, setup: Setup) -> None:

@@ -41,8 +41,10 @@ def train(call: Call) -> str | None:
     arguments = call.arguments
     if arguments.test_after_train:
         from alphastomics.generation.evaluate import require_testable
+        from alphastomics.generation.sources import require_assignable
 
         require_testable(call.config.data.processed_data_dir)
+        require_assignable(call.config.sampling)
     for words in unused_by_train(call):
         logger.warning("%s", words)
     request = TrainRequest(arguments.resume, arguments.overwrite, arguments.profile)

@@ -73,11 +73,12 @@ class TrainingPlan:
     def outline(self) -> str:
         """Say what will be done, and how long it may take."""
         minutes = f"about {_duration(self.seconds)}"
+        updates = f"{self.updates:,} update{'' if self.updates == 1 else 's'}"
         if self.holdout is None:
-            return f"one training of {self.updates:,} updates, {minutes}"
+            return f"one training of {updates}, {minutes}"
         held = self.holdout.describe()
         again = ", then on everything" if self.refit else ""
-        return f"{self.updates:,} updates without {held}, which judges the model{again}; {minutes}"
+        return f"{updates} without {held}, which judges the model{again}; {minutes}"
 
 
 def _shown(value: Any) -> str:

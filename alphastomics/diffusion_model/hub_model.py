@@ -20,13 +20,14 @@ from alphastomics.diffusion_model.checkpoint import (
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.run_folder import RunFolder, checkpoint_of, read_record
 from alphastomics.errors import InputError
-from alphastomics.io.files import write_text
+from alphastomics.io.files import make_folder, write_text
 from alphastomics.io.hub import (
     CARD_FILE,
     NO_LICENCE,
     Connection,
     Licence,
     connect,
+    escaped,
     is_hub_id,
     licence_id,
     licence_note,
@@ -85,7 +86,7 @@ def record_beside(checkpoint: Path) -> dict[str, Any]:
 
 def write_model(folder: Path, model: TrainedModel, name: str, licence: Licence) -> None:
     """Write a model folder; only its own four files are replaced."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_text(folder / CARD_FILE, model_card(model, name, licence))
     write_marker(folder / RECORD_FILE, model.record)
     export_weights(model.module, model.genes, folder)
@@ -168,7 +169,7 @@ def model_card(model: TrainedModel, name: str, licence: Licence) -> str:
         f"{len(model.genes):,} genes, trained for `{settings.training.mode}`.",
         licence_note(licence, "model"),
         f"## Training\n{_training(model.record)}",
-        f"## Scores\n{_scores(model.record.get('scores'))}",
+        f"## Scores\n{_judged(model.record)}",
         f"## Genes\n{listed(model.genes, SHOWN_GENES, CONFIG_FILE)}",
         f"## Use\n{_use(name)}",
     ]
@@ -182,10 +183,25 @@ def _training(record: Mapping[str, Any]) -> str:
     return f"{markdown_table(['', 'value'], rows)}\n\n{rest}" if rows else rest
 
 
+def _judged(record: Mapping[str, Any]) -> str:
+    """Show how training judged the model, and the scores of `test`, where they are known."""
+    parts = [_verdict(record.get("verdict")), _scores(record.get("scores"))]
+    return "\n\n".join(filter(None, parts)) or NO_SCORES
+
+
+def _verdict(verdict: Any) -> str:
+    """List the sentences of a verdict, and say what was held out for it."""
+    if not isinstance(verdict, Mapping) or not verdict.get("sentences"):
+        return ""
+    held_out = escaped(str(verdict.get("held_out")))
+    sentences = [f"- {escaped(str(sentence))}" for sentence in verdict["sentences"]]
+    return "\n".join([f"By what training held out ({held_out}):", "", *sentences])
+
+
 def _scores(scores: Any) -> str:
     """Show each mode's metrics, ours beside the baselines."""
-    if not isinstance(scores, Mapping) or not scores:
-        return NO_SCORES
+    if not isinstance(scores, Mapping):
+        return ""
     parts = []
     for mode, methods in scores.items():
         metrics = list(dict.fromkeys(name for values in methods.values() for name in values))

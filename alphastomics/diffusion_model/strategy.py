@@ -42,8 +42,6 @@ def choose_devices(settings: DistributedConfig) -> Devices:
     launched = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     asked = launched * (present > 0) if settings.devices == "auto" else settings.devices
     if asked == 0 or present == 0:
-        if asked > 1:
-            logger.warning("--gpus %d: this machine has no GPU: training on the CPU", asked)
         devices = Devices("cpu", launched)
     elif asked > present:
         raise InputError(
@@ -54,6 +52,13 @@ def choose_devices(settings: DistributedConfig) -> Devices:
         devices = Devices("gpu", asked)
     check_launch(devices, settings.num_nodes)
     return devices
+
+
+def say_without_gpu(settings: DistributedConfig) -> None:
+    """Warn, once for a run, that the GPUs that were asked for are not there."""
+    asked = settings.devices
+    if asked not in ("auto", 0, 1) and torch.cuda.device_count() == 0:
+        logger.warning("--gpus %d: this machine has no GPU: training on the CPU", asked)
 
 
 def check_launch(devices: Devices, num_nodes: int) -> None:

@@ -235,8 +235,8 @@ def require_all_positions(cells: InputCells, what: object) -> None:
         raise InputError(f"{what}: {missing} of its cells have no position (NaN): leave them out")
     if cells.position is None:
         raise InputError(
-            f"{what}: has no coordinates to compare with; name them with the config's "
-            "data.preprocessing.position_key"
+            f"{what}: has no positions to score against; if they are stored under another key of "
+            "obsm, name it with --set data.preprocessing.position_key=KEY"
         )
 
 

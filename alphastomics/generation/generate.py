@@ -83,8 +83,8 @@ def require_mode(module: AlphaSTomicsModule, mode: Mode, cells: InputCells) -> N
         )
     if not TASKS[mode].generates_position and cells.position is None:
         raise InputError(
-            f"--sample_mode {mode}: the input has no coordinates; name them with the config's "
-            "data.preprocessing.position_key"
+            f"--sample_mode {mode}: the input has no coordinates; name them with --set "
+            "data.preprocessing.position_key=KEY"
         )
 
 

@@ -195,11 +195,14 @@ def output_folder(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder; a file of that name is the caller's mistake."""
+    """Create a folder; what is in the way of it is the caller's mistake."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"{path}: a file is in the way of this output folder") from error
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"{path}: cannot be created ({why}); choose another folder") from error
 
 
 def require_file(path: Path) -> None:

@@ -279,8 +279,12 @@ def plain_markdown(text: str) -> str:
     """Make a name from the data harmless in Markdown: every letter stands for itself."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     short = " ".join(printable.split())
-    short = short if len(short) <= SHOWN_LETTERS else short[: SHOWN_LETTERS - 1] + "…"
-    return re.sub(r"([!-+./:-@\[-`{-~])", r"\\\1", short)
+    return escaped(short if len(short) <= SHOWN_LETTERS else short[: SHOWN_LETTERS - 1] + "…")
+
+
+def escaped(text: str) -> str:
+    """Escape what Markdown would act on."""
+    return re.sub(r"([!-+./:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:

@@ -7,14 +7,18 @@ sits before a notebook, which always gets a bar.
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
+
+from alphastomics.errors import counted
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_NOTES = 1.0
+RECENT_SECONDS = 30.0  # the rate is that of so long: later parts may be slower
 
 
 @runtime_checkable
@@ -81,24 +85,31 @@ def spelled_rate(rate: float) -> str:
 
 
 class ProgressLines:
-    """Log a line now and then: done, share, rate and time left."""
+    """Log a line now and then: done, share, recent rate and time left."""
 
     def __init__(self, description: str, total: int, unit: str, done: int = 0) -> None:
         self.description, self.total, self.unit = description, total, unit
         self.done = self.before = done
         self.started = self.last_line = time.monotonic()
+        # When so much was done, about once a second; the first is the start of what is recent.
+        self.recent = deque([(self.started, done)])
 
     def advance(self, finished: int, *, note: Callable[[], str] | None = None) -> None:
         """Count finished units, and log a line if the last one is long enough ago."""
         self.done += finished
         now = time.monotonic()
+        if now - self.recent[-1][0] >= SECONDS_BETWEEN_NOTES:
+            self.recent.append((now, self.done))
+        while len(self.recent) > 1 and now - self.recent[1][0] >= RECENT_SECONDS:
+            self.recent.popleft()
         if now - self.last_line >= SECONDS_BETWEEN_LINES and self.done < self.total:
             self.last_line = now
             logger.info(self.line(now) + (f", {note()}" if note is not None else ""))
 
     def line(self, now: float) -> str:
         """Describe the state at the time `now`."""
-        rate = (self.done - self.before) / max(now - self.started, 1e-9)
+        since, before = self.recent[0]
+        rate = (self.done - before) / max(now - since, 1e-9)
         left = f"{(self.total - self.done) / rate:.0f} s left" if rate > 0 else "time left unknown"
         return (
             f"{self.description}: {self.done:,}/{self.total:,} {self.unit} "
@@ -108,5 +119,5 @@ class ProgressLines:
     def close(self) -> None:
         """Log the closing line."""
         seconds = time.monotonic() - self.started
-        finished = f"{self.done - self.before:,}"
-        logger.info("%s: %s %s in %.1f s", self.description, finished, self.unit, seconds)
+        finished = counted(self.done - self.before, self.unit.removesuffix("s"))
+        logger.info("%s: %s in %.1f s", self.description, finished, seconds)

@@ -59,16 +59,20 @@ def panels(rows: int, dims: Sequence[int], ax: Any, *, link: bool = False) -> np
 
 
 def palette_of(values: Values) -> list[Any]:
-    """Return a colour for each group: those of the AnnData, or ones that differ."""
+    """Return a colour for each group: those of the AnnData, or ones that differ.
+
+    The latter follow the sorted names: another order of the groups changes no colour.
+    """
     assert values.names is not None
     if values.palette is not None:
         return values.palette
     import matplotlib
 
+    rank = np.argsort(np.argsort(values.names))
     for name, number in (("tab10", 10), ("tab20", 20)):
-        if len(values.names) <= number:
-            return list(matplotlib.colormaps[name](np.arange(len(values.names))))
-    return list(matplotlib.colormaps["turbo"](np.linspace(0, 1, len(values.names))))
+        if len(rank) <= number:
+            return list(matplotlib.colormaps[name](rank))
+    return list(matplotlib.colormaps["turbo"](rank / (len(rank) - 1)))
 
 
 def ends_of(values: Float64[np.ndarray, " N"]) -> tuple[float, float]:

@@ -78,9 +78,9 @@ def uncertainty(
     """Plot how sure predicted positions are, and beside it how far off they were.
 
     Shown is the calibrated radius, obs["position_radius_…"], where there is one, and else the std
-    of the samples, obsm["spatial_std"]. Where true positions are known, a second panel compares it
-    with the error of each cell: cells below the line of a radius lie within it, and a std is right
-    when the root mean square errors of cells of about the same std lie on the line.
+    of the samples, obsm["spatial_std"]. Where cells other than anchors have a true position, a
+    second panel compares it with their error: cells below the line of a radius lie within it, and a
+    std is right when the root mean square errors of cells of about the same std lie on the line.
 
     Parameters
     ----------
@@ -97,15 +97,18 @@ def uncertainty(
     values, level = how_sure(adata)
     shown = onto_truth(adata, predicted, true, parts, pred_key)
     dims = shown.shape[1]
-    axes = panels(len(parts), [dims] if true is None else [dims, 2], ax)
+    scored = ~anchored(adata, pred_key) & (False if true is None else known(true))
+    axes = panels(len(parts), [dims, 2] if scored.any() else [dims], ax)
     for row, (name, rows) in zip(axes, parts.items(), strict=True):
         points = plot_cells(row[0], shown[rows], values.of(rows), cmap="magma_r")
         titled(row[0], name, "predicted positions")
         explain([row[0]], points, values)
-        if true is not None:
-            counted = rows[known(true[rows]) & ~anchored(adata, pred_key)[rows]]
+        counted = rows[scored[rows]]
+        if true is not None and len(counted):
             error = np.linalg.norm(shown[counted] - true[counted], axis=1)
             plot_errors(row[1], error, values.of(counted), level)
+        elif len(row) > 1:  # of another slice
+            row[1].set_axis_off()
     return axes
 
 

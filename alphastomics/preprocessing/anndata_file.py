@@ -218,9 +218,15 @@ class Positions:
             keys = sorted(root["obsm"]) if "obsm" in root else []
             if key not in keys:
                 there = ", ".join(keys) or "none"
+                has_columns = "obs" in root and {"x", "y"} <= set(root["obs"])
+                by_key, by_columns = (
+                    "name the coordinates with --position_key",
+                    f"put obs['x'] and obs['y'] into {self.field} (--format stereoseq takes them "
+                    "as they are)",
+                )
+                ways = [by_key] * (bool(keys) or not has_columns) + [by_columns] * has_columns
                 raise InputError(
-                    f"{path}: {self.field} is missing (keys of obsm: {there}): name the "
-                    "coordinates with --position_key"
+                    f"{path}: {self.field} is missing (keys of obsm: {there}): {', or '.join(ways)}"
                 )
             self.element = root["obsm"][key]
             self.columns = self._columns()

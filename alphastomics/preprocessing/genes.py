@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 from scipy.sparse import csr_array
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, counted
 from alphastomics.io.files import require_file
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ def require_unique(genes: Sequence[str], where: str, remedy: str) -> None:
     repeated = repetitions(genes)
     if repeated:
         raise InputError(
-            f"{where} has {len(repeated)} duplicate genes (first {shown(repeated)}): {remedy}"
+            f"{where} has {counted(len(repeated), 'duplicate gene')} (first {shown(repeated)}): "
+            f"{remedy}"
         )
 
 

@@ -62,7 +62,8 @@ class Holdout:
         """Say in words what is held out."""
         share = f"a fifth of each slice, {'in blocks' if self.kind == 'block' else 'at random'}"
         names = ", ".join(self.names[:3]) + (" and more" if len(self.names) > 3 else "")
-        return {"sample": f"sample {names}", "slice": f"slice {names}"}.get(self.kind, share)
+        plural = "s" if len(self.names) > 1 else ""
+        return f"{self.kind}{plural} {names}" if self.kind in ("sample", "slice") else share
 
 
 def _blocks(position: Float[np.ndarray, "N 3"], rng: np.random.Generator) -> Bool[np.ndarray, " N"]:

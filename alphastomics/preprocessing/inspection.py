@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, counted
 from alphastomics.io.files import require_file, require_text_name, sha256_of
 from alphastomics.preprocessing.anndata_file import SUFFIXES
 from alphastomics.preprocessing.cell_source import CellSource, Coordinates, SourceOptions
@@ -310,9 +310,8 @@ def say_what_was_read(inspections: list[Inspection]) -> None:
     ]
     if as_stored:
         logger.info(
-            "coordinates of %d AnnData inputs are taken as stored, as µm; --pixel_size converts "
-            "pixels",
-            len(as_stored),
+            "coordinates of %s are taken as stored, as µm; --pixel_size converts pixels",
+            counted(len(as_stored), "AnnData input"),
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from alphastomics import __version__
 from alphastomics.config import PreprocessingConfig
-from alphastomics.errors import InputError
+from alphastomics.errors import InputError, counted
 from alphastomics.io.files import sha256_of, write_text
 from alphastomics.io.progress import track
 from alphastomics.preprocessing import genes as gene_names
@@ -217,8 +217,8 @@ def _check_cell_types(options: PreprocessingConfig, inspections: list[Inspection
         )
     if key is not None and lacking:
         logger.warning(
-            "%d files have no obs[%r] (first %s): their cells get no cell type",
-            len(lacking),
+            "%s without obs[%r] (first %s): their cells get no cell type",
+            counted(len(lacking), "file"),
             key,
             lacking[0].path,
         )
@@ -229,9 +229,9 @@ def _point_out_generated(inspections: list[Inspection]) -> None:
     generated = [inspection.path for inspection in inspections if inspection.is_generated]
     if generated:
         logger.warning(
-            "%d files were written by `alphastomics sample` (first %s): their cells are taken like "
-            "those of any slice; move them away if that is not meant",
-            len(generated),
+            "%s written by `alphastomics sample` (first %s): their cells are taken like those of "
+            "any slice; move them away if that is not meant",
+            counted(len(generated), "file"),
             generated[0],
         )
 
@@ -360,10 +360,10 @@ def say_what_was_noted(tasks: list[ChunkTask], markers: list[dict[str, Any]]) ->
     for path, number in fractions.items():
         if number:
             logger.warning(
-                "%s: X: values look normalised (%d are no whole numbers), yet they are "
-                "log-normalised: give --skip-log-normalize if that was done before",
+                "%s: X: %s not whole numbers: X may be normalised already, and is log-normalised "
+                "again; if that was done before, give --skip-log-normalize",
                 path,
-                number,
+                f"{counted(number, 'value')} {'is' if number == 1 else 'are'}",
             )
 
 

@@ -91,6 +91,8 @@ def test_evaluate_refuses_anchors_without_cells_and_assignments_without_anchors(
         model.evaluate(anchors="known")
     with pytest.raises(InputError, match="around anchors: name them with anchors="):
         model.evaluate(slices[0], estimator="assigned")
+    with pytest.raises(InputError, match="around anchors"):
+        model.evaluate(estimator="assigned")
 
 
 def test_a_level_names_its_column(model, slices, known):

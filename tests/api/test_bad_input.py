@@ -34,6 +34,8 @@ MISTAKES = {
     "lrr": ({"lrr": 1}, "lrr: unknown keyword; did you mean lr"),
     "mode": ({"mode": "joint"}, "several settings end like that"),
     "save_dir": ({"save_dir": "x"}, "give folder="),
+    "slice_key": ({"slice_key": "x"}, r"setup_anndata\(adata, slice_key=…\)"),
+    "layer": ({"layer": "counts"}, r"setup_anndata\(adata, layer=…\)"),
     "value": ({"d_model": "wide"}, "d_model: expected a whole number"),
 }
 
@@ -71,7 +73,7 @@ REFUSED = {
     "no AnnData": "adata: expected an AnnData, got DataFrame",
     "NaN in X": "adata: X has NaN",
     "no shared gene": "adata: none of the 24 listed genes",
-    "repeated genes": "adata: var_names has 1 duplicate genes",
+    "repeated genes": "adata: var_names has 1 duplicate gene ",
     "one cell": "adata: 1 cell",
     "NaN in spatial": r"adata: obsm\['spatial'\]: has NaN",
     "no slice for a cell": r"adata: obs\['slice_id'\] is missing for some cells",

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from alphastomics import AlphaSTomics
+from alphastomics.diffusion_model.hub_model import write_model
 from alphastomics.diffusion_model.run_folder import RunFolder
 from alphastomics.errors import InputError
 from alphastomics.main import main
@@ -102,6 +103,11 @@ def test_a_folder_that_is_in_use_is_kept_unless_overwrite(model, tmp_path):
         model.save(tmp_path / "mine.txt")
 
 
+def test_a_folder_that_cannot_be_created_is_one_line(model):
+    with pytest.raises(InputError, match=r"^/proc/none: cannot be created .* another folder$"):
+        model.save("/proc/none")
+
+
 def test_what_was_altered_is_refused(model, tmp_path):
     def altered(name: str, change) -> Path:
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
@@ -157,6 +163,21 @@ def test_the_card_shows_the_runs_real_figures(model, slices, tmp_path):
     loss = model._trained().record["training"]["best_val_loss"]
     assert f"| best_val_loss | {loss:.4g} |" in body
     assert f"{len(model.genes)} genes" in body
+
+
+def test_the_card_says_how_training_judged_the_model(model, tmp_path):
+    verdict = {"held_out": "slice s_1", "sentences": ["positions: level <b>", "long " * 40]}
+    trained = model._trained()
+    judged = trained._replace(record={"training": {}, "verdict": verdict})
+    write_model(tmp_path, judged, "mine", {"license": "mit"})
+    _, body = card_of((tmp_path / "README.md").read_text())
+    said = (
+        "By what training held out (slice s\\_1):\n\n- positions\\: level \\<b\\>\n- long "
+        + "long " * 38
+        + "long\n"
+    )
+    assert said in body
+    assert "None yet" not in body
 
 
 def test_a_model_travels_over_the_hub(server, model, slices):

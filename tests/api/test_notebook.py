@@ -11,8 +11,12 @@ import torch
 import alphastomics
 from alphastomics import AlphaSTomics
 from alphastomics.api.notebook import in_python, log_shown, score_frame
+from alphastomics.api.settings import updated
+from alphastomics.api.setup import units_known
+from alphastomics.config import Config
 from alphastomics.errors import InputError
 from alphastomics.utils.metrics import position_scores
+from tests.vendor_folders import some_cells, write_xenium
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,7 @@ from alphastomics.utils.metrics import position_scores
         ("raise --train_ratio", "raise train_ratio="),
         ("give --skip-log-normalize if", "give log_normalize=False if"),
         ("preprocess with --common_frame", "preprocess with common_frame=True"),
+        ("--set data.preprocessing.position_key=KEY", "setup_anndata(adata, position_key=…)"),
         ("a -- b, x--y", "a -- b, x--y"),
     ],
 )
@@ -48,8 +53,31 @@ def test_hints_in_the_log_name_keywords_too(slices, caplog):
     with caplog.at_level(logging.WARNING):
         model = AlphaSTomics(slices, settings, batch_size=32)
         model.train(max_epochs=1)
-    assert "give log_normalize=False if that was done before" in caplog.text
+    assert "if that was done before, give log_normalize=False" in caplog.text
     assert "--" not in caplog.text
+
+
+def test_cells_without_positions_are_not_scored(model, slices):
+    del slices[1].obsm["spatial"]
+    with pytest.raises(InputError, match=r"no positions to score against; .* setup_anndata\(adata"):
+        model.evaluate(slices[1])
+
+
+def test_training_says_whose_coordinates_are_taken_as_micrometres(slices, caplog):
+    settings = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}
+    with caplog.at_level(logging.INFO):
+        AlphaSTomics(slices, settings, batch_size=32).train(max_epochs=1)
+    said = [line for line in caplog.messages if "as stored, as µm; multiply" in line]
+    assert [line.partition(" are taken")[0] for line in said] == [
+        "coordinates of adata[0], adata[1]"
+    ]
+
+
+def test_the_unit_of_converted_files_and_of_instruments_is_known(slices, slice_files, tmp_path):
+    stored, run = slice_files / "slice_0.h5ad", write_xenium(tmp_path / "run", some_cells(60, 8))
+    given = {"a": slices[0], "b": stored, "c": run}
+    assert units_known(given, Config()) == {"c"}
+    assert units_known({"b": str(stored)}, updated(None, {"pixel_size": 0.5})) == {"b"}
 
 
 def test_scores_are_a_table_that_reads_like_nested_dicts(model, slices):

@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from alphastomics.config import DistributedConfig, LayerConfig, SimulationConfig
+from alphastomics.config import Config, DistributedConfig, LayerConfig, SimulationConfig
 from alphastomics.diffusion_model.advice import rule_of_thumb
 from alphastomics.diffusion_model.checkpoint import load_module
 from alphastomics.diffusion_model.run_folder import RunFolder
@@ -21,6 +21,7 @@ from alphastomics.diffusion_model.train import (
     train,
 )
 from alphastomics.errors import InputError
+from alphastomics.fit import this_device
 from alphastomics.main import main
 from alphastomics.preprocessing.resume import with_checksum
 from alphastomics.simulate import write_tissue
@@ -211,8 +212,11 @@ def test_a_mistake_is_refused_before_anything_is_written(processed, tmp_path, ca
 
 def test_any_number_of_gpus_means_the_cpu_on_a_machine_without(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert choose_devices(DistributedConfig(devices=2)) == ("cpu", 1)
-    assert "this machine has no GPU" in caplog.text
+    settings = Config(distributed={"devices": 2})
+    assert choose_devices(settings.distributed) == ("cpu", 1)
+    assert this_device(settings).kind == "cpu"
+    # The trainings of a run choose again, and say nothing.
+    assert caplog.text.count("this machine has no GPU") == 1
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="this machine has 1 GPU"):
         choose_devices(DistributedConfig(devices=2))
@@ -229,6 +233,10 @@ def test_a_test_after_training_that_cannot_be_is_refused_before(tmp_path, capsys
         assert main(["preprocess", *flags, "--val_ratio", ratio]) == 0
         capsys.readouterr()
         assert words in refused(processed, tmp_path, capsys, "--test_after_train")
+    assert main(["preprocess", *flags, "--train_ratio", "0.5", "--overwrite"]) == 0
+    capsys.readouterr()
+    assigned = ["--test_after_train", "--set", "sampling.estimator=assigned"]
+    assert "around anchors" in refused(processed, tmp_path, capsys, *assigned)
 
 
 def test_an_empty_training_split_is_refused(processed, tmp_path):

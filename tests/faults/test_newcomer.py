@@ -59,5 +59,5 @@ def test_generated_cells_among_the_slices_are_pointed_out(tiny, door, own_slices
     assert (own_slices / "slice_0_generated.h5ad").is_file()
     outcome = door(*slices, "--output_dir", "after")
     done(outcome)
-    assert "1 files were written by `alphastomics sample`" in outcome.err
+    assert "1 file written by `alphastomics sample`" in outcome.err
     assert "slice_0_generated.h5ad" in outcome.err

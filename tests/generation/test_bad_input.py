@@ -110,7 +110,7 @@ def test_expression_at_no_position_is_refused(workspace: Path, tmp_path: Path, c
     assert "no coordinates" in refusal(capsys, *call, "--input_data", tmp_path / "placeless.h5ad")
     scored = ["test", "--checkpoint", checkpoint(workspace), "--no_report"]
     said = refusal(capsys, *scored, "--input_data", tmp_path / "placeless.h5ad")
-    assert "no coordinates to compare with" in said
+    assert "no positions to score against" in said
 
 
 def test_fewer_test_cells_than_neighbours_are_refused(workspace: Path, tmp_path: Path, capsys):

@@ -87,6 +87,21 @@ def test_groups_have_the_colours_of_the_anndata_and_a_legend(cells):
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["glia", "neuron"]
 
 
+def test_a_group_has_its_colour_in_whatever_order_the_groups_are(cells):
+    before = pl.tissue(cells, slice_key=None)[0]
+    cells.obs["cell_type"] = cells.obs["cell_type"].cat.reorder_categories(["neuron", "glia"])
+    after = pl.tissue(cells, slice_key=None)[0]
+    colours = [axes.collections[0].get_facecolors() for axes in (before, after)]
+    np.testing.assert_array_equal(*colours)
+    shown = [
+        {handle.get_label(): handle.get_color() for handle in axes.get_legend().legend_handles}
+        for axes in (before, after)
+    ]
+    assert list(shown[1]) == ["neuron", "glia"]
+    for name in shown[0]:
+        np.testing.assert_array_equal(shown[0][name], shown[1][name])
+
+
 @pytest.mark.parametrize("count", [10, 20, 50])
 def test_each_of_many_groups_has_a_colour_of_its_own(cells, count):
     cells.obs["group"] = pd.Categorical([f"{n % count:02d}" for n in range(40)])
@@ -146,6 +161,17 @@ def test_the_radius_says_which_share_lies_within_and_leaves_anchors_out(cells):
     # Of the thirty others ten have a radius that is too small.
     assert len(points_of(errors)) == 30
     assert errors.get_title() == "67% within the radius of 90%"
+
+
+def test_errors_have_no_panel_where_all_true_positions_are_those_of_anchors(cells):
+    cells.obs[ANCHOR_KEY] = np.arange(40) % 4 == 1
+    cells.obsm["spatial"][~cells.obs[ANCHOR_KEY]] = np.nan
+    assert pl.uncertainty(cells, slice_key=None).shape == (1, 1)
+    cells.obsm["spatial"][0] = 50.0  # of slice b
+    axes = pl.uncertainty(cells)
+    assert axes.shape == (2, 2)
+    assert len(points_of(axes[0, 1])) == 1
+    assert not axes[1, 1].axison
 
 
 def test_a_volume_has_every_cell_where_it_is(cells):

@@ -111,11 +111,13 @@ def test_values_that_look_normalised_are_said(tmp_path, caplog):
     source = write(tmp_path / "in", one=data)
     with caplog.at_level(logging.WARNING):
         run(source, tmp_path / "out")
-    assert "one.h5ad: X: values look normalised" in caplog.text
+    number = int((data.X % 1 != 0).sum())
+    assert f"one.h5ad: X: {number:,} values are not whole numbers" in caplog.text
+    assert "if that was done before, give --skip-log-normalize" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         run(source, tmp_path / "skipped", log_normalize=False)
-    assert "look normalised" not in caplog.text
+    assert "whole numbers" not in caplog.text
 
 
 def test_duplicate_genes(tmp_path):
@@ -148,7 +150,7 @@ def test_no_overlap_with_the_gene_list(tmp_path):
     [
         (b"", "is empty"),
         (b" \n\n", "is empty"),
-        (b"a\nb\na\n", "1 duplicate genes (first 'a')"),
+        (b"a\nb\na\n", "1 duplicate gene (first 'a')"),
         (b"\xff\xfe\x00a", "not UTF-8"),
     ],
 )
@@ -320,7 +322,7 @@ def test_labels_are_not_needed_in_every_file(tmp_path, caplog):
     source = write(tmp_path / "in", one=make_slice(types=["a"]), two=make_slice())
     with caplog.at_level(logging.WARNING):
         run(source, tmp_path / "out", cell_type_key="cell_type")
-    assert "1 files have no obs['cell_type']" in caplog.text
+    assert "1 file without obs['cell_type'] (" in caplog.text
 
 
 def test_a_table_of_text_is_no_expression(tmp_path):

@@ -147,7 +147,12 @@ def test_coordinates_of_another_name_are_no_dissociated_cells(tmp_path, slices):
     refused(write(tmp_path / "named", b=named, z=slices["z"]), tmp_path / "out", "coords")
     columns.obs["x"], columns.obs["y"] = columns.obsm.pop("spatial").T
     source = write(tmp_path / "columns", b=columns, z=slices["z"])
-    refused(source, tmp_path / "out", "b.h5ad", "obsm['spatial'] is missing")
+    # No key could be named.
+    said = "keys of obsm: none): put obs['x'] and obs['y'] into obsm['spatial'] (--format stereoseq"
+    refused(source, tmp_path / "out", "b.h5ad", said)
+    alone = write(tmp_path / "alone", b=columns)
+    run(alone, tmp_path / "taken", format="stereoseq")
+    assert metadata_of(tmp_path / "taken")["splits"]["train"]["cells"] > 0
     embedded = dissociated()
     embedded.obsm["X_umap"] = np.zeros((70, 2))
     run(write(tmp_path / "in", **slices, m=embedded), tmp_path / "out")

@@ -67,7 +67,7 @@ def test_of_many_slices_about_a_fifth_of_the_cells_is_held_out_evenly():
     assert 0.1 * 10_000 <= held <= 0.2 * 10_000
     assert len(set(result.slices)) == len(result.slices)
     assert np.diff(result.slices).max() <= 200 / 4
-    assert result.describe() == "slice s0, s5, s10 and more"
+    assert result.describe() == "slices s0, s5, s10 and more"
 
 
 @pytest.fixture

@@ -67,6 +67,9 @@ def test_coordinates_of_which_nothing_is_known_are_said_to_be_taken_as_micrometr
     run(write(tmp_path / "in", a=make_slice(), b=make_slice(seed=1)), tmp_path / "out")
     (said,) = (line for line in caplog.messages if "--pixel_size" in line)
     assert said.startswith("coordinates of 2 AnnData inputs are taken as stored, as µm")
+    caplog.clear()
+    run(write(tmp_path / "single", a=make_slice()), tmp_path / "other")
+    assert "coordinates of 1 AnnData input are taken as stored" in caplog.text
 
 
 def test_the_same_warning_of_several_files_is_one_line(tmp_path, caplog):

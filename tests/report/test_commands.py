@@ -178,7 +178,7 @@ def test_dissociated_cells_cannot_be_reported_on(home: Path, tmp_path: Path, cap
     data.write_h5ad(tmp_path / "loose.h5ad")
     arguments = ["report", home / "joint", "--input_data", tmp_path / "loose.h5ad"]
     arguments += ["--output", tmp_path / "page.html"]
-    assert "no coordinates to compare with" in refusal(arguments, capsys)
+    assert "no positions to score against" in refusal(arguments, capsys)
 
 
 def test_a_run_without_a_finished_training_is_reported_on_by_its_last_checkpoint(tmp_path: Path):
