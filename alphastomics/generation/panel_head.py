@@ -79,6 +79,9 @@ def refitted(
     if not lacks_genes(module, cells) or known is None or known.position is None:
         return module
     measured, done = cells.measured[0], _refitted.setdefault(module, {})
+    shares = (known.measured & measured).sum(1) / np.maximum(known.measured.sum(1), 1)
+    if shares.max() >= MOST_GENES:  # as much as a training slice has
+        return module
     kinds = kinds_of_slices(module, cells)
     key = measured.tobytes() + bytes(sorted(kinds))
     if key not in done:

@@ -79,6 +79,8 @@ def test_a_query_with_nearly_all_genes_or_without_training_cells_keeps_the_model
     few[:, :6] = False
     assert lacks_genes(trained.module, part)
     assert refitted(trained.module, part, None, 0) is trained.module
+    # A training slice has no more genes than the query: the head knows such cells.
+    assert refitted(trained.module, part, part, 0) is trained.module
     few[0] = True  # slices of several panels
     assert not lacks_genes(trained.module, part)
 
