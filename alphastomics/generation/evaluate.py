@@ -128,8 +128,7 @@ def evaluate(
             fit = partial(position_baselines, cells, by_anchors or known, seed, tree_cells)
             others = baselines.result if baselines else fit
             score = partial(score_anchored, section) if by_anchors else score_positions
-            fitted = refitted(module, cells, known, seed)
-            scored_task = score(fitted, cells, settings, seed, others)
+            scored_task = score(refitted(module, cells, known, seed), cells, settings, seed, others)
         elif task is POS_TO_EXPR:
             near = known if cells.anchors is None else by_anchors  # of the very slice
             scored_task = score_expression(module, cells, near, settings, seed)

@@ -114,30 +114,24 @@ def predict_cells(
     section
         Another section of the tissue, whose cells are anchors of all slices.
     frame, scale
-        What is known of the frame that positions are returned in, and whether the tissue may grow
-        or shrink onto it.
+        What is known of the frame of the result, and whether the tissue may grow or shrink onto it.
     errors
         What training found on held-out slices: radii of those without anchors.
     is_new
         Whether the cells are made from nothing: none has a name of its own.
     near
-        Where to look for the training cells, from which positions of another panel are learned.
+        Where training cells may be, by which positions of another panel are learned.
     """
     require_placeable(cells, mode, settings, frame, section)
     require_anchored(module, cells, section)
-    if TASKS[mode] is EXPR_TO_POS:
-        module = fitted_to_panel(module, cells, near, seed)
+    module = fitted_to_panel(module, cells, near, seed) if TASKS[mode] is EXPR_TO_POS else module
     if section is not None:
         return predict_in_section(module, cells, section, settings, seed)
-    anchored = cells.anchors is not None
-    moved = anchored or settings.estimator == "assigned"
-    from_estimate = settings.model_copy(update={"estimator": "mean"}) if moved else settings
-    from_estimate = without_std(from_estimate) if all_anchored(cells) else from_estimate
-    generated = generate(module, cells, mode, from_estimate, seed, known)
+    generated = generate(module, cells, mode, as_generated(settings, cells), seed, known)
     if is_new:
         cells, generated = as_tissue(cells, generated, planar=module.planar)
     reflection = module.config.loss.reflection
-    if anchored:
+    if cells.anchors is not None:
         say_if_projected(module, cells)
         generated = with_anchors(cells, generated, settings, seed, reflection=reflection)
     elif TASKS[mode] is EXPR_TO_POS and settings.estimator != "sample":
@@ -153,6 +147,13 @@ def predict_cells(
     if settings.estimator == "assigned":
         generated = put_onto(cells, generated, frame, seed)
     return Predicted(cells, generated, frame_fits)
+
+
+def as_generated(settings: SamplingConfig, cells: InputCells) -> SamplingConfig:
+    """Return settings of what anchors and an assignment begin with: the mean."""
+    if cells.anchors is not None or settings.estimator == "assigned":
+        settings = settings.model_copy(update={"estimator": "mean"})
+    return without_std(settings) if all_anchored(cells) else settings
 
 
 def require_anchored(

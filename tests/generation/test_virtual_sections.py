@@ -110,7 +110,7 @@ def test_a_section_beside_the_measured_ones_is_said_and_one_further_off_refused(
 
 def test_a_model_without_a_frame_or_without_its_cells_is_refused():
     known = measured(discs([30, 40], [1, 1], [0, 10]))
-    with pytest.raises(InputError, match="set data"):
+    with pytest.raises(InputError, match="name the processed folder"):
         require_sections(None)
     with pytest.raises(InputError, match="knows no z"):
         require_sections(replace(known, common_frame=False))

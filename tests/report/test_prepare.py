@@ -18,6 +18,7 @@ from alphastomics.evaluation.calibration import Envelope
 from alphastomics.evaluation.calibration import calibration as evaluation_calibration
 from alphastomics.evaluation.neighbours import morans_i, spatial_neighbours
 from alphastomics.generation.radii import Radii
+from alphastomics.preprocessing.cell_source import SourceOptions
 from alphastomics.report import prepare
 from alphastomics.report.curves import CURVE_POINTS, curve_data
 from alphastomics.report.findings import Curve
@@ -238,7 +239,9 @@ def test_columns_of_obs_become_colours(tmp_path):
         index=[str(number) for number in range(60)],
     )
     AnnData(np.ones((60, 2), np.float32), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
-    result = {column.name: column for column in obs_columns(tmp_path / "cells.h5ad", 60)}
+    result = {
+        column.name: column for column in obs_columns(tmp_path / "cells.h5ad", 60, SourceOptions())
+    }
     assert set(result) == {"region", "batch", "leiden", "depth"}
     assert result["region"].names == ["cortex", "thalamus", "unknown"]
     assert result["leiden"].names is not None
@@ -247,7 +250,7 @@ def test_columns_of_obs_become_colours(tmp_path):
     assert unpacked(data["levels"], "u1")[3] == 255
     region = column_data(result["region"], np.arange(8))
     assert unpacked(region["codes"]["data"], "<u2").tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
-    assert obs_columns(tmp_path, 60) == []
+    assert obs_columns(tmp_path, 60, SourceOptions()) == []
 
 
 def test_scores_become_tables_with_known_metrics_first_and_headlines_that_exist():
