@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from alphastomics.attn_model.position_head import PositionHead
+from alphastomics.attn_model.position_head import Ensemble, PositionHead
 from alphastomics.diffusion_model.module import AlphaSTomicsModule
 from alphastomics.diffusion_model.position_fit import RegressionCells, fit_ensemble
 from alphastomics.diffusion_model.randomness import stream_seed
@@ -82,26 +82,15 @@ def refitted(
     shares = (known.measured & measured).sum(1) / np.maximum(known.measured.sum(1), 1)
     if shares.max() >= MOST_GENES:  # as much as a training slice has
         return module
-    kinds = kinds_of_slices(module, cells)
-    key = measured.tobytes() + bytes(sorted(kinds))
+    key = measured.tobytes()
     if key not in done:
         logger.info(
             "%d of the model's %d genes were measured: positions are learned again from these, by "
             "the training cells",
             *(measured.sum(), len(measured)),
         )
-        done[key] = with_head(module, fit_head(module, known, measured, kinds, seed))
+        done[key] = with_head(module, fit_head(module, known, measured, seed))
     return done[key]
-
-
-def kinds_of_slices(module: AlphaSTomicsModule, cells: InputCells) -> set[bool]:
-    """Say whether slices are further cells of a training slice: other networks serve those."""
-    head, genes = module.average.position_head, torch.from_numpy(cells.measured[:1])
-    assert head is not None
-    device = module.position_scale.device
-    slices = (cells.expression[cells.rows_of(n)] for n in range(len(cells.slice_names)))
-    sets = (torch.from_numpy(part)[None].to(device) for part in slices)
-    return {bool(head.matched(part, None, genes.to(device))) for part in sets}
 
 
 def with_head(module: AlphaSTomicsModule, head: PositionHead) -> AlphaSTomicsModule:
@@ -113,13 +102,9 @@ def with_head(module: AlphaSTomicsModule, head: PositionHead) -> AlphaSTomicsMod
 
 
 def fit_head(
-    module: AlphaSTomicsModule,
-    known: InputCells,
-    measured: Bool[np.ndarray, " G"],
-    kinds: set[bool],
-    seed: int,
+    module: AlphaSTomicsModule, known: InputCells, measured: Bool[np.ndarray, " G"], seed: int
 ) -> PositionHead:
-    """Fit a head to training cells of which nothing but some genes is seen: the networks needed."""
+    """Fit a head to training cells of which nothing but some genes is seen."""
     rows = np.sort(np.random.default_rng(seed).permutation(len(known))[:MOST_CELLS])
     known = some_cells(known, rows)
     device, config = module.position_scale.device, module.config
@@ -135,13 +120,25 @@ def fit_head(
     torch.manual_seed(stream_seed(seed, "panel"))
     head = PositionHead(len(measured), width).to(device)
     head.remember([cells.expression[part] for part in slices])
-    ensembles = [head.plain, head.own] if True in kinds else []
-    ensembles += [head.smoothed] if False in kinds else []
+    ensembles = (head.plain, head.own, head.smoothed)
     updates = config.training.position_head_updates
     with track("position head of the panel", len(ensembles) * updates, "updates") as advance:
         for ensemble in ensembles:
             fit_ensemble(ensemble, cells, updates, advance)
+            ignore_genes(ensemble, ~measured)
     return head.eval()
+
+
+def ignore_genes(ensemble: Ensemble, unseen: Bool[np.ndarray, " G"]) -> None:
+    """Take out the weights of genes that no cell had in the fit: others, as anchors, may have them.
+
+    Smoothed expression has all genes of a round, and then those of the next.
+    """
+    genes = torch.from_numpy(unseen)
+    ensemble.own[:, genes.to(ensemble.own.device)] = 0
+    if ensemble.smoothed is not None:
+        rounds = ensemble.smoothed.shape[1] // len(unseen)
+        ensemble.smoothed[:, genes.repeat(rounds).to(ensemble.own.device)] = 0
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 
 from alphastomics import AlphaSTomics
 from alphastomics.evaluation.registry import position_scores
+from alphastomics.generation import panel_head
 from alphastomics.generation.panel_head import lacks_genes, refitted, targets
 from alphastomics.generation.training_cells import training_cells
 from alphastomics.geometry import best_rotation
@@ -61,6 +62,18 @@ def test_positions_of_half_the_genes_are_learned_from_these(model, caplog, monke
     again = model.predict_positions(query.copy())
     assert "learned again" not in caplog.text  # kept for the same panel
     np.testing.assert_array_equal(first, again)
+    # Genes that the query lacks say nothing, whoever has them.
+    module = model._trained().module
+    (fitted,) = panel_head._refitted[module].values()
+    values = torch.randn(1, 300, 3 * GENES)
+    other = values.clone()
+    lacking = torch.tensor([gene not in query.var_names for gene in model._trained().genes])
+    other[..., lacking.repeat(3)] += 5
+    own = [fitted.average.position_head.own(each[..., :GENES], None) for each in (values, other)]
+    torch.testing.assert_close(own[0], own[1])
+    networks = fitted.average.position_head.smoothed
+    both = [networks(each[..., :GENES], each) for each in (values, other)]
+    torch.testing.assert_close(both[0], both[1])
     # Cells of all genes are predicted as they were.
     head = model._trained().module.average.position_head
     weights = head.smoothed.own.clone()
